@@ -1,0 +1,38 @@
+//! The contract between Shimmer processes: generated messages and services.
+//!
+//! It does no arithmetic and opens no file. Start reading at `proto/shimmer/expert/v1/expert.proto` for the stream between
+//! coordinator and worker, and at `proto/shimmer/v1/inference.proto` for the public API.
+
+/// The public API (`shimmer.v1`).
+pub mod v1 {
+    #![allow(
+        clippy::all,
+        clippy::pedantic,
+        clippy::cast_possible_wrap,
+        clippy::allow_attributes_without_reason,
+        unreachable_pub,
+        missing_debug_implementations,
+        reason = "generated code"
+    )]
+    tonic::include_proto!("shimmer.v1");
+}
+
+/// The internal contracts.
+pub mod expert {
+    /// The expert stream (`shimmer.expert.v1`).
+    pub mod v1 {
+        #![allow(
+            clippy::all,
+            clippy::pedantic,
+            clippy::cast_possible_wrap,
+            clippy::allow_attributes_without_reason,
+            unreachable_pub,
+            missing_debug_implementations,
+            reason = "generated code"
+        )]
+        tonic::include_proto!("shimmer.expert.v1");
+    }
+}
+
+/// Encoded descriptors of every service, for gRPC reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
