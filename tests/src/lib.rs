@@ -1,1 +1,9 @@
-//! Empty until its first commit.
+//! What the end-to-end suites share: real `shimmer` processes on loopback, a client, and waiting without sleeping blindly.
+//!
+//! It starts what it is told to and ends it again, also when a test panics; it knows nothing about arithmetic. Start
+//! reading at [`cluster::Cluster`].
+
+pub mod client;
+pub mod cluster;
+pub mod process;
+pub mod wait;

@@ -1,0 +1,149 @@
+//! One child process of the sandbox, with its output in a file.
+
+use std::{
+    env,
+    fs::{self, File},
+    io,
+    net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use crate::wait::wait_for;
+
+/// How much of a log a failing test shows.
+const LOG_TAIL_BYTES: usize = 8 * 1024;
+
+/// The `shimmer` binary of the build that this test belongs to: it lies two directories above `deps/`.
+///
+/// # Panics
+/// It has not been built.
+pub fn shimmer_binary() -> PathBuf {
+    let test = env::current_exe().expect("a running test has a path");
+    let profile = test.parent().and_then(Path::parent).expect("cargo puts tests into PROFILE/deps");
+    let binary = profile.join("shimmer");
+    assert!(
+        binary.is_file(),
+        "{} is missing: these tests drive the real binary, build it first with `cargo build -p shimmer-cli`",
+        binary.display()
+    );
+    binary
+}
+
+/// A loopback port that nothing listens on at this moment.
+///
+/// # Panics
+/// The machine has no loopback or no free port.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
+    listener.local_addr().expect("a bound listener has an address").port()
+}
+
+/// A running child. Dropping it kills it and, when the test is panicking, shows the end of its log.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `shimmer ARGS`, without any `SHIMMER_` variable of the caller's environment.
+    ///
+    /// # Panics
+    /// The process cannot be started.
+    pub fn shimmer<A: AsRef<str>>(
+        name: &str,
+        args: &[A],
+        envs: &[(&str, &str)],
+        log_dir: &Path,
+    ) -> Self {
+        let mut command = Command::new(shimmer_binary());
+        command.args(args.iter().map(AsRef::as_ref));
+        for (key, _) in env::vars_os() {
+            if key.to_string_lossy().starts_with("SHIMMER_") {
+                command.env_remove(key);
+            }
+        }
+        command.envs(envs.iter().copied());
+        Self::spawn(name, command, log_dir)
+    }
+
+    /// Starts any command with its standard output and standard error in `log_dir/NAME.log`.
+    ///
+    /// # Panics
+    /// The process cannot be started.
+    pub fn spawn(name: &str, mut command: Command, log_dir: &Path) -> Self {
+        let log = log_dir.join(format!("{name}.log"));
+        let open = || File::options().create(true).append(true).open(&log);
+        let output =
+            || open().unwrap_or_else(|error| panic!("cannot write {}: {error}", log.display()));
+        command.stdin(Stdio::null()).stdout(output()).stderr(output());
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        Self { name: name.to_owned(), child, log }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it has written so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Its status, if it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Sends a signal by its name, for example "TERM", "STOP" or "CONT".
+    ///
+    /// # Panics
+    /// There is no `kill` command or no such signal.
+    pub fn signal(&self, signal: &str) {
+        let status =
+            Command::new("kill").args([&format!("-{signal}"), &self.pid().to_string()]).status();
+        assert!(
+            status.is_ok_and(|status| status.success()),
+            "cannot send SIG{signal} to {}",
+            self.name
+        );
+    }
+
+    /// Kills it at once (SIGKILL) and reaps it.
+    pub fn kill(&mut self) {
+        let killed: io::Result<()> = self.child.kill();
+        drop(killed); // It may have ended by itself.
+        drop(self.child.wait());
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Panics
+    /// It is still running after `deadline`.
+    pub fn wait_for_end(&mut self, deadline: Duration) -> ExitStatus {
+        let what = format!("the end of {}", self.name);
+        wait_for(&what, deadline, || self.ended())
+    }
+}
+
+impl Drop for Process {
+    #[expect(
+        clippy::print_stderr,
+        reason = "the log of a failed test is for the person who reads it"
+    )]
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            let log = self.log();
+            let start = log.ceil_char_boundary(log.len().saturating_sub(LOG_TAIL_BYTES));
+            eprintln!("--- log of {} ---\n{}", self.name, &log[start..]);
+        }
+    }
+}
