@@ -1,7 +1,17 @@
 //! The contract between Shimmer processes: generated messages and services.
 //!
 //! It does no arithmetic and opens no file. Start reading at `proto/shimmer/expert/v1/expert.proto` for the stream between
-//! coordinator and worker, and at `proto/shimmer/v1/inference.proto` for the public API.
+//! coordinator and worker, and at `proto/shimmer/v1/inference.proto` for the public API. [`channel`] and [`limits`] hold
+//! what both ends must set alike, [`identity`] and [`checksum`] what they check of each other.
+
+pub mod address;
+pub mod channel;
+pub mod checksum;
+pub mod identity;
+pub mod limits;
+pub mod status;
+
+pub use limits::PROTOCOL_VERSION;
 
 /// The public API (`shimmer.v1`).
 pub mod v1 {
