@@ -1,1 +1,6 @@
-//! Empty until its first commit.
+//! The coordinator of Shimmer.
+
+pub mod chat_template;
+pub mod detokenizer;
+pub mod stop;
+pub mod tokenizer;
