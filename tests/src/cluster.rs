@@ -12,7 +12,7 @@ use tonic::Status;
 
 use crate::{
     client::{self, Client, Generation},
-    process::{Process, free_port},
+    process::Process,
     wait::wait_for,
 };
 
@@ -96,21 +96,26 @@ impl Cluster {
         cluster
     }
 
-    /// Starts the processes without waiting for them.
+    /// Starts the processes and waits until each listens, but not until the workers serve.
     ///
     /// # Panics
-    /// A process cannot be started.
+    /// A process cannot be started or ends at once.
     pub fn launch(options: &ClusterOptions) -> Self {
         let directory = TempDir::new().expect("a temporary directory can be made");
-        let workers: Vec<Worker> = options
-            .workers
-            .iter()
-            .enumerate()
-            .map(|(index, worker)| {
-                start_worker(index, free_port(), worker, &options.container, directory.path())
+        let mut workers: Vec<Worker> = (0..options.workers.len())
+            .map(|index| {
+                start_worker(
+                    index,
+                    0,
+                    &options.workers[index],
+                    &options.container,
+                    directory.path(),
+                )
             })
             .collect();
-        let port = free_port();
+        for worker in &mut workers {
+            worker.port = worker.process.listening_port(START_DEADLINE);
+        }
         let endpoints: Vec<String> =
             workers.iter().map(|worker| format!("127.0.0.1:{}", worker.port)).collect();
         let mut args: Vec<String> = [
@@ -118,7 +123,7 @@ impl Cluster {
             "--container",
             &options.container.display().to_string(),
             "--listen",
-            &format!("127.0.0.1:{port}"),
+            "127.0.0.1:0",
             "--threads",
             &options.threads.to_string(),
             "--workers",
@@ -128,7 +133,8 @@ impl Cluster {
         .to_vec();
         args.extend(options.isa.into_iter().flat_map(|isa| ["--isa".to_owned(), isa.to_owned()]));
         args.extend(options.args.iter().cloned());
-        let coordinator = Process::shimmer("coordinator", &args, &[], directory.path());
+        let mut coordinator = Process::shimmer("coordinator", &args, &[], directory.path());
+        let port = coordinator.listening_port(START_DEADLINE);
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()

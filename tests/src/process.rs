@@ -4,7 +4,6 @@ use std::{
     env,
     fs::{self, File},
     io,
-    net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
@@ -29,15 +28,6 @@ pub fn shimmer_binary() -> PathBuf {
         binary.display()
     );
     binary
-}
-
-/// A loopback port that nothing listens on at this moment.
-///
-/// # Panics
-/// The machine has no loopback or no free port.
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
-    listener.local_addr().expect("a bound listener has an address").port()
 }
 
 /// A running child. Dropping it kills it and, when the test is panicking, shows the end of its log.
@@ -95,6 +85,22 @@ impl Process {
     /// Everything it has written so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// The port that it says it listens on (`listening on ADDRESS:PORT`).
+    ///
+    /// # Panics
+    /// It ends or says nothing within `deadline`.
+    pub fn listening_port(&mut self, deadline: Duration) -> u16 {
+        let what = format!("{} to listen", self.name);
+        wait_for(&what, deadline, || {
+            if let Some(status) = self.ended() {
+                panic!("{} ended with {status} instead of listening:\n{}", self.name, self.log());
+            }
+            let log = self.log();
+            let line = log.lines().find_map(|line| line.strip_prefix("listening on "))?;
+            line.trim().rsplit_once(':')?.1.parse().ok()
+        })
     }
 
     /// Its status, if it has ended.
