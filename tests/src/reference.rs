@@ -5,7 +5,6 @@
 
 mod attention;
 mod feed_forward;
-pub mod gating;
 pub mod ops;
 
 use std::{collections::BTreeMap, fs, path::Path};
