@@ -1,0 +1,20 @@
+//! The public gRPC API: requests are checked and turned into generations, their events into a numbered stream.
+//!
+//! It holds no state of a request but its stream: dropping that stream, as tonic does when a client goes, ends the
+//! generation. Every refusal names the field and carries `google.rpc` details. Start reading at [`Inference`].
+
+mod cluster;
+mod convert;
+mod inference;
+mod server;
+mod status;
+mod stream;
+mod validate;
+
+#[cfg(test)]
+mod tests;
+
+pub use cluster::ClusterStatus;
+pub use inference::{Inference, InferenceParts};
+pub use server::{ServeError, ServerOptions, serve};
+pub use stream::GenerateStream;

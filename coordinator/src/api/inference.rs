@@ -1,0 +1,271 @@
+//! The inference service itself: what each call does, with or without a socket in between.
+
+use std::sync::Arc;
+
+use shimmer_proto::status as statuses;
+use shimmer_proto::v1::{
+    self, generate_request, inference_service_server::InferenceService, tokenize_request,
+};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+
+use super::{ClusterStatus, GenerateStream, status, validate};
+use crate::chat_template::{ChatMessage, ChatTemplate, RenderOptions};
+use crate::engine::{EngineHandle, ModelInfo};
+use crate::sequence::Generation;
+use crate::tokenizer::{EncodeOptions, TextError, Tokenizer};
+
+/// What the service is made of.
+#[derive(Debug)]
+pub struct InferenceParts {
+    pub engine: EngineHandle,
+    pub tokenizer: Arc<Tokenizer>,
+    /// None when the model has none: chats are refused then.
+    pub chat_template: Option<Arc<ChatTemplate>>,
+    pub cluster: watch::Receiver<ClusterStatus>,
+    /// Name of the model in answers.
+    pub model_name: String,
+    /// Version of this build.
+    pub build: String,
+}
+
+/// The service. Clones share one engine.
+#[derive(Clone, Debug)]
+pub struct Inference {
+    parts: Arc<InferenceParts>,
+}
+
+/// A prompt, and the text a chat was rendered to.
+#[derive(Debug)]
+struct Prompt {
+    ids: Vec<u32>,
+    rendered: Option<String>,
+}
+
+impl Inference {
+    /// A service over a running engine.
+    pub fn new(parts: InferenceParts) -> Self {
+        Self { parts: Arc::new(parts) }
+    }
+
+    /// Where the state of the workers is published.
+    pub(super) fn cluster(&self) -> watch::Receiver<ClusterStatus> {
+        self.parts.cluster.clone()
+    }
+
+    /// The engine behind it.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.parts.engine
+    }
+
+    fn model(&self) -> &ModelInfo {
+        self.parts.engine.model_info()
+    }
+
+    fn fingerprint(&self) -> v1::Fingerprint {
+        let model = self.model();
+        v1::Fingerprint {
+            container_digest: model.container_digest.clone(),
+            math_id: model.math_id.clone(),
+            build: self.parts.build.clone(),
+        }
+    }
+
+    /// Checks a request and queues its generation. Every refusal comes before the first event.
+    ///
+    /// # Errors
+    /// The status for the client.
+    pub async fn start(&self, request: v1::GenerateRequest) -> Result<GenerateStream, Status> {
+        let vocab_size = self.model().vocab_size;
+        let invalid = |error| status::invalid(&error);
+        let id = validate::request_id(request.request_id).map_err(invalid)?;
+        let sampling = validate::sampling(request.sampling, vocab_size).map_err(invalid)?;
+        let stop = validate::stop(request.stop, vocab_size).map_err(invalid)?;
+        let output = validate::output(request.output).map_err(invalid)?;
+        let prompt = match request.input {
+            None => {
+                return Err(statuses::invalid_argument(
+                    "input",
+                    "give one of text, token_ids or chat",
+                ));
+            }
+            Some(generate_request::Input::Text(text)) => {
+                self.encode_text(text, EncodeOptions::default()).await?
+            }
+            Some(generate_request::Input::Chat(chat)) => self.encode_messages(chat).await?.ids,
+            Some(generate_request::Input::TokenIds(ids)) => {
+                validate::token_ids("token_ids.ids", &ids.ids, vocab_size).map_err(invalid)?;
+                ids.ids
+            }
+        };
+        if prompt.is_empty() {
+            return Err(statuses::invalid_argument("input", "gives a prompt without tokens"));
+        }
+        let generation = Generation { id: id.clone(), prompt, sampling, stop, output };
+        let events =
+            self.parts.engine.submit(generation).map_err(|error| status::submit(&error))?;
+        Ok(GenerateStream::new(events, id, self.fingerprint()))
+    }
+
+    /// Token ids of a text or a chat.
+    ///
+    /// # Errors
+    /// The status for the client.
+    pub async fn token_ids(
+        &self,
+        request: v1::TokenizeRequest,
+    ) -> Result<v1::TokenizeResponse, Status> {
+        let prompt = match request.input {
+            None => return Err(statuses::invalid_argument("input", "give one of text or chat")),
+            Some(tokenize_request::Input::Text(text)) => {
+                let options = EncodeOptions {
+                    add_special: request.add_special_tokens.unwrap_or(true),
+                    parse_special: request.parse_special_tokens.unwrap_or(true),
+                };
+                Prompt { ids: self.encode_text(text, options).await?, rendered: None }
+            }
+            Some(tokenize_request::Input::Chat(chat)) => {
+                for (field, given) in [
+                    ("add_special_tokens", request.add_special_tokens),
+                    ("parse_special_tokens", request.parse_special_tokens),
+                ] {
+                    if given.is_some() {
+                        return Err(statuses::invalid_argument(
+                            field,
+                            "is for text only; the template decides for chats",
+                        ));
+                    }
+                }
+                self.encode_messages(chat).await?
+            }
+        };
+        Ok(v1::TokenizeResponse { token_ids: prompt.ids, rendered: prompt.rendered })
+    }
+
+    /// Text of token ids.
+    ///
+    /// # Errors
+    /// The status for the client.
+    pub async fn text(
+        &self,
+        request: v1::DetokenizeRequest,
+    ) -> Result<v1::DetokenizeResponse, Status> {
+        validate::token_ids("token_ids", &request.token_ids, self.model().vocab_size)
+            .map_err(|error| status::invalid(&error))?;
+        let tokenizer = Arc::clone(&self.parts.tokenizer);
+        let skip = request.skip_special_tokens.unwrap_or(false);
+        let text = off_thread(move || tokenizer.decode(&request.token_ids, skip)).await?;
+        Ok(v1::DetokenizeResponse { text })
+    }
+
+    /// The model, its limits and its workers.
+    pub fn describe(&self) -> v1::GetModelResponse {
+        let model = self.model();
+        v1::GetModelResponse {
+            name: self.parts.model_name.clone(),
+            fingerprint: Some(self.fingerprint()),
+            architecture: model.architecture.clone(),
+            numeric_class: model.numeric_class.clone(),
+            context_length: model.context_length,
+            vocab_size: model.vocab_size,
+            layers: model.layers,
+            moe_layers: model.moe_layers,
+            experts: model.experts,
+            has_chat_template: self.parts.chat_template.is_some(),
+            end_token_ids: model.end_token_ids.clone(),
+            workers: self.parts.cluster.borrow().workers.clone(),
+        }
+    }
+
+    async fn encode_text(&self, text: String, options: EncodeOptions) -> Result<Vec<u32>, Status> {
+        let tokenizer = Arc::clone(&self.parts.tokenizer);
+        off_thread(move || tokenizer.encode(&text, options))
+            .await?
+            .map_err(|error| text_status("text", &error))
+    }
+
+    async fn encode_messages(&self, chat: v1::Chat) -> Result<Prompt, Status> {
+        validate::chat(&chat).map_err(|error| status::invalid(&error))?;
+        let Some(template) = self.parts.chat_template.clone() else {
+            let message = "this model has no chat template; send text or token ids";
+            return Err(statuses::failed_precondition("NO_CHAT_TEMPLATE", message));
+        };
+        let tokenizer = Arc::clone(&self.parts.tokenizer);
+        let (ids, rendered) = off_thread(move || {
+            let messages: Vec<ChatMessage> = chat
+                .messages
+                .into_iter()
+                .map(|message| ChatMessage::new(message.role, message.content))
+                .collect();
+            let options = RenderOptions {
+                add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
+                ..RenderOptions::default()
+            };
+            template.encode_chat(&tokenizer, &messages, &options)
+        })
+        .await?
+        .map_err(|error| text_status("chat", &error))?;
+        Ok(Prompt { ids, rendered: Some(rendered) })
+    }
+}
+
+/// Runs work that may take long for long input where it does not hold up the sockets.
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| statuses::internal("TOKENIZER", "tokenizing stopped half-way"))
+}
+
+fn text_status(field: &str, error: &TextError) -> Status {
+    if error.is_bad_request() {
+        statuses::invalid_argument(field, error.to_string())
+    } else {
+        statuses::internal("TOKENIZER", error.to_string())
+    }
+}
+
+#[tonic::async_trait]
+impl InferenceService for Inference {
+    type GenerateStream = GenerateStream;
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<GenerateStream>, Status> {
+        Ok(Response::new(self.start(request.into_inner()).await?))
+    }
+
+    async fn tokenize(
+        &self,
+        request: Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        Ok(Response::new(self.token_ids(request.into_inner()).await?))
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        Ok(Response::new(self.text(request.into_inner()).await?))
+    }
+
+    async fn get_model(
+        &self,
+        _: Request<v1::GetModelRequest>,
+    ) -> Result<Response<v1::GetModelResponse>, Status> {
+        Ok(Response::new(self.describe()))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<v1::CancelRequest>,
+    ) -> Result<Response<v1::CancelResponse>, Status> {
+        let id = request.into_inner().request_id;
+        if id.is_empty() {
+            return Err(statuses::invalid_argument("request_id", "is empty"));
+        }
+        Ok(Response::new(v1::CancelResponse { cancelled: self.parts.engine.cancel(&id) }))
+    }
+}

@@ -1,0 +1,127 @@
+//! The gRPC server: the inference service, health and reflection on one listener.
+
+use std::time::Duration;
+
+use shimmer_proto::limits::MAX_API_MESSAGE_BYTES;
+use shimmer_proto::v1::inference_service_server::InferenceServiceServer;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use super::{ClusterStatus, Inference};
+use crate::engine::EngineHandle;
+
+/// Full name of the service, for health and reflection.
+const SERVICE: &str = "shimmer.v1.InferenceService";
+
+/// How the server ends.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerOptions {
+    /// Time that running generations get after the shutdown began.
+    pub drain: Duration,
+}
+
+/// Why the server could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The descriptors of the build are broken.
+    #[error("cannot build the reflection service")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// The listener or the HTTP/2 stack failed.
+    #[error("the gRPC server failed")]
+    Transport(#[from] tonic::transport::Error),
+}
+
+/// Serves clients until `shutdown` is cancelled, then lets running generations finish for the drain time and ends the
+/// rest with UNAVAILABLE. The engine has stopped when this returns.
+///
+/// # Errors
+/// The server could not be built or its transport failed.
+pub async fn serve(
+    inference: Inference,
+    listener: TcpListener,
+    shutdown: CancellationToken,
+    options: ServerOptions,
+) -> Result<(), ServeError> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    report(&reporter, false).await;
+    let (v1, v1alpha) = (reflection().build_v1()?, reflection().build_v1alpha()?);
+    let service = InferenceServiceServer::new(inference.clone())
+        .max_decoding_message_size(MAX_API_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_API_MESSAGE_BYTES);
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let server = shimmer_proto::channel::server_builder()
+        .add_service(service)
+        .add_service(health)
+        .add_service(v1)
+        .add_service(v1alpha)
+        .serve_with_incoming_shutdown(incoming, shutdown.clone().cancelled_owned());
+    let engine = inference.engine().clone();
+    let drain = async {
+        shutdown.cancelled().await;
+        report(&reporter, false).await;
+        tokio::time::sleep(options.drain).await;
+        tracing::warn!(drain = ?options.drain, "ending the generations that are still running");
+        stop_engine(engine.clone()).await;
+        // The ended streams take a moment to reach their clients; a client that reads nothing does not hold us up.
+        tokio::time::sleep(FLUSH).await;
+    };
+    let follow = follow(inference.cluster(), &reporter, &shutdown);
+    let served = tokio::select! {
+        served = server => served,
+        ((), ()) = async { tokio::join!(drain, follow) } => Ok(()),
+    };
+    stop_engine(engine.clone()).await;
+    Ok(served?)
+}
+
+/// Time for the last messages of ended streams to leave.
+const FLUSH: Duration = Duration::from_millis(500);
+
+/// Waiting for the step thread blocks, for as long as one step takes.
+async fn stop_engine(engine: EngineHandle) {
+    if tokio::task::spawn_blocking(move || engine.shutdown()).await.is_err() {
+        tracing::error!("the engine could not be stopped");
+    }
+}
+
+/// Keeps the health status in step with the cluster until the shutdown begins.
+async fn follow(
+    mut cluster: watch::Receiver<ClusterStatus>,
+    reporter: &HealthReporter,
+    shutdown: &CancellationToken,
+) {
+    loop {
+        let complete = cluster.borrow_and_update().complete;
+        report(reporter, complete).await;
+        tokio::select! {
+            () = shutdown.cancelled() => break,
+            changed = cluster.changed() => if changed.is_err() {
+                // Whoever published it has gone; the last status stays.
+                shutdown.cancelled().await;
+                break;
+            },
+        }
+    }
+    report(reporter, false).await;
+}
+
+/// Sets the status of the service and of the server as a whole.
+async fn report(reporter: &HealthReporter, serving: bool) {
+    let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for service in ["", SERVICE] {
+        reporter.set_service_status(service, status).await;
+    }
+}
+
+/// Reflection over the public services; the expert stream is no business of clients.
+fn reflection() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(shimmer_proto::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .with_service_name(SERVICE)
+        .with_service_name("grpc.health.v1.Health")
+}
