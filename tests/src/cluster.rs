@@ -7,7 +7,10 @@ use std::{
 
 use shimmer_proto::v1::{GenerateRequest, GetModelRequest, WorkerStatus};
 use tempfile::TempDir;
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::JoinSet,
+};
 use tonic::Status;
 
 use crate::{
@@ -203,18 +206,17 @@ impl Cluster {
     ) -> Result<Vec<Generation>, Status> {
         self.block_on(async {
             let client = client::connect(self.port).await?;
-            let tasks: Vec<_> = requests
-                .into_iter()
-                .map(|request| {
-                    let mut client = client.clone();
-                    tokio::spawn(async move { client::generate(&mut client, request).await })
-                })
-                .collect();
-            let mut out = Vec::with_capacity(tasks.len());
-            for task in tasks {
-                out.push(task.await.expect("a client task does not panic")?);
+            let mut tasks = JoinSet::new();
+            let mut out = vec![None; requests.len()];
+            for (index, request) in requests.into_iter().enumerate() {
+                let mut client = client.clone();
+                tasks.spawn(async move { (index, client::generate(&mut client, request).await) });
             }
-            Ok(out)
+            while let Some(task) = tasks.join_next().await {
+                let (index, generation) = task.expect("a client task does not panic");
+                out[index] = Some(generation?);
+            }
+            Ok(out.into_iter().flatten().collect())
         })
     }
 

@@ -6,5 +6,6 @@
 pub mod client;
 pub mod cluster;
 pub mod process;
+pub mod random;
 pub mod reference;
 pub mod wait;

@@ -5,6 +5,7 @@
 
 mod attention;
 mod feed_forward;
+pub mod gating;
 pub mod ops;
 
 use std::{collections::BTreeMap, fs, path::Path};

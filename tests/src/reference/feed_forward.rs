@@ -1,9 +1,10 @@
-//! Dense and mixture-of-experts feed-forward layers with the gating rules of the four families.
+//! Dense and mixture-of-experts feed-forward layers of the four families.
 
-use super::{Family, Model, ops};
-
-/// A routed expert and its weight.
-type Routed = Vec<(usize, f64)>;
+use super::{
+    Family, Model,
+    gating::{Chosen, Gating},
+    ops,
+};
 
 impl Model {
     /// Adds one layer's feed-forward part to the residual rows. For a mixture: the chosen experts and selection margins.
@@ -60,63 +61,18 @@ impl Model {
         ops::swiglu_ffn(gate, up, down, x)
     }
 
-    fn gate(&self, block: &str, logits: &[f64]) -> (Routed, f64) {
-        let k = self.number("num_experts_per_tok");
-        let sigmoid = self.family == Family::Glm4Moe;
-        let scores: Vec<f64> = if sigmoid {
-            logits.iter().map(|&x| ops::sigmoid(x)).collect()
-        } else {
-            ops::softmax(logits)
+    fn gate(&self, block: &str, logits: &[f64]) -> (Chosen, f64) {
+        let glm = self.family == Family::Glm4Moe;
+        let gating = Gating {
+            sigmoid: glm,
+            top_k: self.number("num_experts_per_tok"),
+            groups: self.optional_number("n_group").unwrap_or(1),
+            groups_kept: self.optional_number("topk_group").unwrap_or(1),
+            normalise: self.family == Family::Mixtral || self.flag("norm_topk_prob"),
+            scale: self.config["routed_scaling_factor"].as_f64().unwrap_or(1.0),
         };
-        let mut keys = scores.clone();
-        let mut margin = f64::INFINITY;
-        if sigmoid {
-            ops::add(
-                &mut keys,
-                &self.tensor(&format!("{block}.gate.e_score_correction_bias")).values,
-            );
-            margin = mask_groups(&mut keys, self.number("n_group"), self.number("topk_group"));
-        }
-        let order = descending(&keys);
-        if let Some(&next) = order.get(k) {
-            margin = margin.min(keys[order[k - 1]] - keys[next]);
-        }
-        let mut chosen: Routed =
-            order[..k].iter().map(|&expert| (expert, scores[expert])).collect();
-        if self.family == Family::Mixtral || self.flag("norm_topk_prob") {
-            let sum: f64 = chosen.iter().map(|&(_, weight)| weight).sum();
-            chosen.iter_mut().for_each(|(_, weight)| *weight /= sum);
-        }
-        if sigmoid {
-            let scale = self.config["routed_scaling_factor"]
-                .as_f64()
-                .expect("routed_scaling_factor is a number");
-            chosen.iter_mut().for_each(|(_, weight)| *weight *= scale);
-        }
-        (chosen, margin)
+        let bias =
+            glm.then(|| &self.tensor(&format!("{block}.gate.e_score_correction_bias")).values[..]);
+        gating.choose(logits, bias)
     }
-}
-
-/// Keeps the best groups by the sum of their two best keys; the others get minus infinity. Returns the margin.
-fn mask_groups(keys: &mut [f64], groups: usize, kept: usize) -> f64 {
-    if groups == 1 {
-        return f64::INFINITY;
-    }
-    let size = keys.len() / groups;
-    let scores: Vec<f64> = keys
-        .chunks_exact(size)
-        .map(|group| descending(group).iter().take(2).map(|&index| group[index]).sum())
-        .collect();
-    let order = descending(&scores);
-    for &group in &order[kept..] {
-        keys[group * size..][..size].fill(f64::NEG_INFINITY);
-    }
-    order.get(kept).map_or(f64::INFINITY, |&next| scores[order[kept - 1]] - scores[next])
-}
-
-/// Indices by descending value, ties by the lower index.
-fn descending(values: &[f64]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|&a, &b| values[b].total_cmp(&values[a]).then(a.cmp(&b)));
-    order
 }

