@@ -104,3 +104,55 @@ fn tests_that_documents_name_exist() {
     }
     tree::refuse("a document names a test that does not exist", &findings);
 }
+
+/// The table of constants in docs/SPECIFICATION.md, against the code.
+#[test]
+fn the_specification_has_the_codes_constants() {
+    use shimmer_proto::{channel, limits};
+    let size = |bytes: usize| match bytes {
+        bytes if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        bytes => format!("{} KiB", bytes >> 10),
+    };
+    let small = |bytes: u32| size(bytes as usize);
+    let seconds = |time: std::time::Duration| format!("{} s", time.as_secs());
+    let expected = [
+        ("PROTOCOL_VERSION", limits::PROTOCOL_VERSION.to_string()),
+        ("MATH_ID", shimmer_kernels::MATH_ID.to_owned()),
+        ("SCHEMA_VERSION", shimmer_model::SCHEMA_VERSION.to_string()),
+        ("MAX_MESSAGE_BYTES", size(limits::MAX_MESSAGE_BYTES)),
+        ("PART_BYTES", size(limits::PART_BYTES)),
+        ("MAX_PART_ROWS", limits::MAX_PART_ROWS.to_string()),
+        ("MAX_API_MESSAGE_BYTES", size(limits::MAX_API_MESSAGE_BYTES)),
+        ("STREAM_WINDOW_BYTES", small(channel::STREAM_WINDOW_BYTES)),
+        ("CONNECTION_WINDOW_BYTES", small(channel::CONNECTION_WINDOW_BYTES)),
+        ("FRAME_BYTES", small(channel::FRAME_BYTES)),
+        ("HEADER_LIST_BYTES", small(channel::HEADER_LIST_BYTES)),
+        ("KEEPALIVE_INTERVAL", seconds(channel::KEEPALIVE_INTERVAL)),
+        ("KEEPALIVE_TIMEOUT", seconds(channel::KEEPALIVE_TIMEOUT)),
+        ("CONNECT_TIMEOUT", seconds(channel::CONNECT_TIMEOUT)),
+        ("GROUP", shimmer_kernels::GROUP.to_string()),
+        ("BLOCK_ROWS", shimmer_kernels::BLOCK_ROWS.to_string()),
+        ("SEGMENTS", shimmer_kernels::SEGMENTS.to_string()),
+        ("PAGE_POSITIONS", shimmer_kernels::PAGE_POSITIONS.to_string()),
+        ("ATTENTION_BLOCK", shimmer_kernels::ATTENTION_BLOCK.to_string()),
+        ("MAX_STOP_STRINGS", shimmer_coordinator::engine::MAX_STOP_STRINGS.to_string()),
+        ("MAX_LOGPROBS", shimmer_coordinator::engine::MAX_LOGPROBS.to_string()),
+    ];
+    let text = std::fs::read_to_string(tree::root().join("docs/SPECIFICATION.md"))
+        .expect("there is a specification");
+    let section = text
+        .split("\n## ")
+        .find(|part| part.starts_with("Constants"))
+        .expect("it has a section of constants");
+    let rows: Vec<(String, String)> = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .map(|row| {
+            let mut cells = row.split('|').map(|cell| cell.trim().trim_matches('`').to_owned());
+            (cells.next().unwrap_or_default(), cells.next().unwrap_or_default())
+        })
+        .collect();
+    let expected: Vec<_> =
+        expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    assert_eq!(rows, expected);
+}
