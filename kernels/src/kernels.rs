@@ -6,8 +6,9 @@ use std::str::FromStr;
 use crate::activations::RowsView;
 use crate::attention::Attend;
 use crate::combine::{self, CombineError};
+use crate::simd::{self, Level};
 use crate::strided::TileMut;
-use crate::{ActivationFormat, GROUP, Matrix, RopeTable, scalar};
+use crate::{ActivationFormat, GROUP, Matrix, RopeTable};
 
 /// An instruction set that the kernels are written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +43,7 @@ pub enum IsaError {
 impl Isa {
     /// The best set this processor can run.
     pub fn detect() -> Self {
-        Self::Scalar
+        simd::detect()
     }
 
     /// Its name in the configuration and in messages.
@@ -76,6 +77,12 @@ impl FromStr for Isa {
 #[derive(Debug, Clone, Copy)]
 pub struct Kernels {
     isa: Isa,
+    level: Level,
+}
+
+/// Reads every byte with the best vectors and returns a digest of no meaning: the yardstick for bandwidth measurements.
+pub fn read_all(bytes: &[u8]) -> i32 {
+    Kernels::new(None).map_or(0, |kernels| simd::read_all(kernels.level, bytes))
 }
 
 impl Kernels {
@@ -83,7 +90,13 @@ impl Kernels {
     pub fn new(isa: Option<Isa>) -> Result<Self, IsaError> {
         let best = Isa::detect();
         let isa = isa.unwrap_or(best);
-        if isa > best { Err(IsaError::Unsupported { isa, best }) } else { Ok(Self { isa }) }
+        let level = Level::new(isa).ok_or(IsaError::Unsupported { isa, best })?;
+        Ok(Self { isa, level })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_level(level: Level) -> Self {
+        Self { isa: Isa::Scalar, level }
     }
 
     /// Kernels of the set that the environment variable `SHIMMER_ISA` names; of the best one if it is unset or empty.
@@ -102,7 +115,12 @@ impl Kernels {
     /// gate = silu(gate) * up.
     pub fn swiglu(&self, gate: &mut [f32], up: &[f32]) {
         assert_eq!(gate.len(), up.len(), "one up value per gate value");
-        scalar::swiglu(gate, up);
+        simd::swiglu(self.level, gate, up);
+    }
+
+    /// exp of every value in place; as [`crate::math::exp`].
+    pub fn exp(&self, values: &mut [f32]) {
+        simd::exp(self.level, values);
     }
 
     /// Root mean square norm of one or many rows of `weight.len()` values.
@@ -110,7 +128,7 @@ impl Kernels {
         assert_eq!(x.len(), out.len(), "one output per input");
         assert!(x.len().is_multiple_of(weight.len()), "whole rows of {} values", weight.len());
         for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
-            scalar::rms_norm(x, weight, eps, out);
+            simd::rms_norm(self.level, x, weight, eps, out);
         }
     }
 
@@ -121,23 +139,26 @@ impl Kernels {
             "a head of at least {} values",
             table.rotary_dim()
         );
-        scalar::rope(head, table, position);
+        simd::rope(self.level, head, table, position);
     }
 
     /// x += y.
     pub fn add_assign(&self, x: &mut [f32], y: &[f32]) {
         assert_eq!(x.len(), y.len(), "rows of equal length");
-        scalar::add_assign(x, y);
+        simd::add_assign(self.level, x, y);
     }
 
     /// Adds `gate * y` to a fixed-point row; as [`combine::accumulate`].
     pub fn accumulate(&self, acc: &mut [i64], gate: f32, y: &[f32]) -> Result<(), CombineError> {
-        combine::accumulate(acc, gate, y)
+        assert_eq!(acc.len(), y.len(), "one sum per element");
+        let in_range = simd::accumulate(self.level, acc, gate, y);
+        if in_range { Ok(()) } else { Err(combine::first_out_of_range(gate, y)) }
     }
 
     /// Converts a fixed-point row back; as [`combine::finish`].
     pub fn finish(&self, acc: &[i64], out: &mut [f32]) {
-        combine::finish(acc, out);
+        assert_eq!(acc.len(), out.len(), "one value per sum");
+        simd::finish(self.level, acc, out);
     }
 
     /// Quantises rows of `cols` values.
@@ -150,12 +171,15 @@ impl Kernels {
         scales: &mut [f32],
         sums: &mut [i32],
     ) {
+        if cols == 0 {
+            return;
+        }
         let groups = cols.div_ceil(GROUP);
         let rows = x.chunks_exact(cols).zip(q.chunks_exact_mut(groups * GROUP * format.planes()));
         for ((x, q), (scales, sums)) in
             rows.zip(scales.chunks_exact_mut(groups).zip(sums.chunks_exact_mut(groups)))
         {
-            scalar::quantise(format, x, q, scales, sums);
+            simd::quantise(self.level, format, x, q, scales, sums);
         }
     }
 
@@ -167,11 +191,11 @@ impl Kernels {
         x: RowsView<'_>,
         out: &mut TileMut<'_>,
     ) {
-        scalar::matmul(w, first_block, x, out);
+        simd::matmul(self.level, w, first_block, x, out);
     }
 
     /// Attention on this thread.
     pub(crate) fn attend(&self, work: &Attend<'_>, out: &mut TileMut<'_>) {
-        scalar::attend(work, out);
+        simd::attend(self.level, work, out);
     }
 }

@@ -23,14 +23,17 @@ mod pack;
 pub mod philox;
 mod rope;
 mod scalar;
+mod simd;
 mod strided;
+#[cfg(test)]
+mod testing;
 
 pub use activations::{ActivationError, ActivationRows};
 pub use arena::{Arena, PAGE_BYTES};
 pub use attention::{AttentionRequest, AttentionSpan};
 pub use expert::{Expert, ExpertLayout, ExpertScratch};
 pub use format::{ActivationFormat, KvFormat, UnknownFormat, WeightFormat};
-pub use kernels::{Isa, IsaError, Kernels};
+pub use kernels::{Isa, IsaError, Kernels, read_all};
 pub use kv::{ATTENTION_BLOCK, KvLayout, PAGE_POSITIONS, PagePlace};
 pub use layout::{LayoutError, Matrix, MatrixLayout};
 pub use pack::{pack_expert, pack_matrix};

@@ -163,6 +163,20 @@ pub(crate) fn swiglu(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// Reads all bytes.
+#[inline(always)]
+pub(crate) fn read_all(bytes: &[u8]) -> i32 {
+    bytes.as_chunks::<4>().0.iter().fold(0, |m, b| m.max(i32::from_le_bytes(*b)))
+}
+
+/// exp of every value.
+#[inline(always)]
+pub(crate) fn exp(values: &mut [f32]) {
+    for value in values {
+        *value = math::exp(*value);
+    }
+}
+
 /// x * (1 / sqrt(sum of squares / n + eps)) * weight for one row.
 #[inline(always)]
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
@@ -179,6 +193,12 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 pub(crate) fn rope(head: &mut [f32], table: &RopeTable, position: usize) {
     let (cos, sin) = table.at(position);
     let (first, second) = head[..table.rotary_dim()].split_at_mut(table.rotary_dim() / 2);
+    rotate(first, second, cos, sin);
+}
+
+/// Rotates pairs.
+#[inline(always)]
+pub(crate) fn rotate(first: &mut [f32], second: &mut [f32], cos: &[f32], sin: &[f32]) {
     for (((x0, x1), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
         let y0 = x0.mul_add(*c, -(*x1 * s));
         let y1 = x0.mul_add(*s, *x1 * c);
