@@ -5,7 +5,10 @@
 
 pub mod client;
 pub mod cluster;
+pub mod models;
 pub mod process;
+pub mod quality;
 pub mod random;
 pub mod reference;
 pub mod wait;
+pub mod workload;

@@ -3,4 +3,5 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod kernels_f64;
+mod oracle_tiny;
 mod tidy;
