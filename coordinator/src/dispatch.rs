@@ -2,11 +2,17 @@
 //!
 //! The step loop is a plain thread: it queues work on every worker, computes its own share, and then waits for replies in
 //! whatever order they come. [`ExpertTransport`] is the seam: sockets and in-process workers implement it alike.
+//! [`Exchange`] is one layer's round: cut the rows by owner, send, compute meanwhile, receive, combine exactly.
+
+mod exchange;
+mod plan;
 
 use std::fmt;
 use std::time::Instant;
 
 use shimmer_proto::expert::v1::{ExpertResult, ExpertWork, WorkerError};
+
+pub use exchange::{Exchange, LayerRound, WorkerStats};
 
 /// A worker as the step loop sees it. Its place in [`ExpertTransport::workers`] is its index in every other call.
 #[derive(Clone, Debug, PartialEq, Eq)]

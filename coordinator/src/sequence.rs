@@ -1,6 +1,10 @@
 //! What a client asks of one generation, and its state while it runs.
 
+mod state;
+
 use crate::sampler::Sampling;
+
+pub(crate) use state::{Ended, Sampled, Sequence};
 
 /// One generation as the engine takes it.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -141,6 +141,22 @@ impl ActivationRows {
         rows.checked_mul(row).filter(|bytes| isize::try_from(*bytes).is_ok())
     }
 
+    /// Appends the wire form of some of the rows, in the order given. Panics on an index that names no row.
+    pub fn write_wire_rows(&self, picked: &[u32], out: &mut Vec<u8>) {
+        match self.format {
+            ActivationFormat::F32 => {
+                picked.iter().for_each(|row| write_floats(self.values(*row as usize), out))
+            }
+            ActivationFormat::A8G64 => {
+                for row in picked {
+                    out.extend_from_slice(bytemuck::cast_slice(self.quantised(*row as usize)));
+                }
+                picked.iter().for_each(|row| write_floats(self.scales(*row as usize), out));
+            }
+            ActivationFormat::A16G64 => panic!("a16g64 rows never leave the process"),
+        }
+    }
+
     /// Appends the wire form: f32 little-endian rows; or all int8 rows, padded to whole groups, then all f32 scales.
     /// Panics for a16g64, which never travels.
     pub fn write_wire(&self, out: &mut Vec<u8>) {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
@@ -69,6 +70,7 @@ pub(super) struct Accepted {
     pub(super) max_tokens: u32,
     pub(super) events: EventSender,
     pub(super) ticket: Ticket,
+    pub(super) submitted: Instant,
 }
 
 /// Message to the step thread.
@@ -157,7 +159,8 @@ impl EngineHandle {
         let max_tokens = self.check(&generation)?;
         let ticket = self.register(&generation.id)?;
         let (events, stream) = event_channel(self.shared.max_unread_events);
-        let accepted = Accepted { generation, max_tokens, events, ticket };
+        let accepted =
+            Accepted { generation, max_tokens, events, ticket, submitted: Instant::now() };
         self.shared
             .commands
             .send(Command::Submit(Box::new(accepted)))

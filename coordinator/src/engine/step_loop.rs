@@ -1,0 +1,383 @@
+//! The step thread: takes commands between steps, plans a step, runs it, samples, sends events.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender};
+use rayon::prelude::*;
+use shimmer_kernels::AttentionSpan;
+
+use super::active::Active;
+use super::events::{Event, FinishReason, GenerationError};
+use super::handle::{Accepted, Command};
+use crate::dispatch::ExpertTransport;
+use crate::gating::RowFault;
+use crate::kv_cache::KvCache;
+use crate::sampler::{SamplerError, check_finite};
+use crate::scheduler::{Scheduler, SequenceId, Span};
+use crate::sequence::{Ended, Sampled, Sequence};
+use crate::tokenizer::Tokenizer;
+use crate::trunk::{StepRows, Trunk};
+
+/// What the step thread owns.
+#[derive(Debug)]
+pub(super) struct StepLoop<'w> {
+    pub(super) trunk: Trunk<'w>,
+    pub(super) cache: KvCache,
+    pub(super) scheduler: Scheduler,
+    pub(super) transport: Box<dyn ExpertTransport>,
+    pub(super) pool: rayon::ThreadPool,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) end_tokens: Arc<[u32]>,
+    /// Routed experts of each layer that has some.
+    pub(super) moe_layers: Vec<(u32, u32)>,
+    pub(super) vocab_size: usize,
+    pub(super) max_logit_rows: usize,
+    pub(super) jobs: BTreeMap<SequenceId, Job>,
+    pub(super) next_id: u64,
+    pub(super) step: u64,
+    pub(super) buffers: StepBuffers,
+}
+
+/// A queued or running sequence.
+#[derive(Debug)]
+pub(super) enum Job {
+    Generation(Box<Active>),
+    Scoring {
+        tokens: Vec<u32>,
+        logits: Vec<Vec<f32>>,
+        reply: Sender<Result<Vec<Vec<f32>>, GenerationError>>,
+    },
+}
+
+impl Job {
+    fn tokens(&self) -> &[u32] {
+        match self {
+            Self::Generation(active) => active.sequence.tokens(),
+            Self::Scoring { tokens, .. } => tokens,
+        }
+    }
+}
+
+/// Lists of one step, reused.
+#[derive(Debug, Default)]
+pub(super) struct StepBuffers {
+    spans: Vec<Span>,
+    tokens: Vec<u32>,
+    /// Row and owner of every row of logits that is wanted.
+    wanted: Vec<(usize, SequenceId)>,
+}
+
+impl StepLoop<'_> {
+    /// Runs until it is told to stop or every handle is gone.
+    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+        while self.take_commands(commands) {
+            self.drop_lost_clients();
+            while let Some(id) = self.scheduler.admit() {
+                self.start(id);
+            }
+            self.step();
+        }
+        for (_, job) in std::mem::take(&mut self.jobs) {
+            fail(job, GenerationError::ShuttingDown);
+        }
+    }
+
+    /// Waits for a command while there is nothing to do; false at the end.
+    fn take_commands(&mut self, commands: &Receiver<Command>) -> bool {
+        if self.scheduler.is_idle() {
+            match commands.recv() {
+                Ok(command) => {
+                    if !self.apply(command) {
+                        return false;
+                    }
+                }
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match commands.try_recv() {
+                Ok(command) => {
+                    if !self.apply(command) {
+                        return false;
+                    }
+                }
+                Err(crossbeam_channel::TryRecvError::Empty) => return true,
+                Err(crossbeam_channel::TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn apply(&mut self, command: Command) -> bool {
+        match command {
+            Command::Submit(accepted) => self.enqueue(*accepted),
+            Command::Score { tokens, reply } => {
+                let positions = tokens.len();
+                let logits = Vec::with_capacity(positions);
+                self.add(Job::Scoring { tokens, logits, reply }, positions, positions);
+            }
+            Command::Cancel { id } => {
+                let found = self.jobs.iter().find_map(|(key, job)| match job {
+                    Job::Generation(active) if active.id == id => Some(*key),
+                    _ => None,
+                });
+                if let Some(key) = found {
+                    self.cancel(key);
+                }
+            }
+            Command::Shutdown => return false,
+        }
+        true
+    }
+
+    fn enqueue(&mut self, accepted: Accepted) {
+        let Accepted { generation, max_tokens, events, ticket, submitted } = accepted;
+        let (id, prompt) = (generation.id.clone(), generation.prompt.len());
+        // The last generated token is never fed back, so it needs no position.
+        let positions = prompt + (max_tokens as usize).saturating_sub(1);
+        let sequence = Sequence::new(
+            generation,
+            max_tokens,
+            Arc::clone(&self.end_tokens),
+            Arc::clone(&self.tokenizer),
+        );
+        self.add(
+            Job::Generation(Box::new(Active::new(
+                id, sequence, max_tokens, events, ticket, submitted,
+            ))),
+            prompt,
+            positions,
+        );
+    }
+
+    fn add(&mut self, job: Job, prompt: usize, positions: usize) {
+        if let Some(detail) = self.orphan() {
+            return fail(job, GenerationError::Unavailable { detail });
+        }
+        let id = SequenceId(self.next_id);
+        self.next_id += 1;
+        self.scheduler.enqueue(id, prompt, positions);
+        self.jobs.insert(id, job);
+    }
+
+    /// An expert that no serving worker owns.
+    fn orphan(&self) -> Option<String> {
+        self.moe_layers.iter().find_map(|&(layer, experts)| {
+            let expert =
+                (0..experts).find(|&expert| self.transport.owner(layer, expert).is_none())?;
+            Some(format!("expert {expert} of layer {layer} has no serving worker"))
+        })
+    }
+
+    fn start(&mut self, id: SequenceId) {
+        if let Some(Job::Generation(active)) = self.jobs.get_mut(&id) {
+            active.start(self.trunk.worker_stats());
+        }
+    }
+
+    fn cancel(&mut self, id: SequenceId) {
+        if let Some(Job::Generation(active)) = self.jobs.get_mut(&id)
+            && let Some(event) = active.sequence.flush_cancelled()
+        {
+            active.events.send(event);
+        }
+        self.end(id, Ended { reason: FinishReason::Cancelled, matched_stop: None });
+    }
+
+    /// Ends generations whose client has gone or does not read.
+    fn drop_lost_clients(&mut self) {
+        let lost = |job: &Job| match job {
+            Job::Generation(active) if active.events.is_closed() => Some(None),
+            Job::Generation(active) => active.events.overrun().map(Some),
+            Job::Scoring { .. } => None,
+        };
+        let found: Vec<_> =
+            self.jobs.iter().filter_map(|(id, job)| Some((*id, lost(job)?))).collect();
+        for (id, unread) in found {
+            match unread {
+                None => {
+                    tracing::debug!(sequence = id.0, "the client has gone");
+                    self.remove(id);
+                }
+                Some(unread) => self.fail(id, GenerationError::SlowConsumer { unread }),
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let mut buffers = std::mem::take(&mut self.buffers);
+        self.scheduler.plan(&mut buffers.spans);
+        if !buffers.spans.is_empty() {
+            self.forward(&mut buffers);
+            self.settle(&mut buffers);
+        }
+        self.buffers = buffers;
+    }
+
+    /// Runs the planned rows through the trunk.
+    fn forward(&mut self, buffers: &mut StepBuffers) {
+        let StepBuffers { spans, tokens, .. } = buffers;
+        tokens.clear();
+        for span in &*spans {
+            let of_sequence = self.jobs.get(&span.id).map_or(&[][..], Job::tokens);
+            tokens.extend_from_slice(&of_sequence[span.first..span.first + span.rows]);
+        }
+        let scheduler = &self.scheduler;
+        let attention: Vec<AttentionSpan<'_>> = spans
+            .iter()
+            .map(|span| AttentionSpan {
+                pages: scheduler.pages(span.id),
+                first_position: span.first,
+                rows: span.rows,
+            })
+            .collect();
+        let rows = StepRows { step: self.step, tokens, spans: &attention };
+        let (trunk, cache, transport) = (&mut self.trunk, &mut self.cache, &mut *self.transport);
+        self.pool.install(|| trunk.forward(&rows, cache, transport));
+        self.step += 1;
+    }
+
+    /// Fails what failed, samples the rest, and moves the scheduler on.
+    fn settle(&mut self, buffers: &mut StepBuffers) {
+        let StepBuffers { spans, wanted, .. } = buffers;
+        wanted.clear();
+        let mut first = 0;
+        for &span in &*spans {
+            let rows = first..first + span.rows;
+            first = rows.end;
+            self.scheduler.advance(span);
+            if let Some((row, fault)) = self.trunk.faults().first_in(rows.clone()) {
+                let error = describe(fault, span.first + row - rows.start);
+                self.fail(span.id, error);
+                continue;
+            }
+            match self.jobs.get(&span.id) {
+                Some(Job::Scoring { .. }) => wanted.extend(rows.map(|row| (row, span.id))),
+                Some(Job::Generation(_)) if span.last => wanted.push((rows.end - 1, span.id)),
+                _ => {}
+            }
+        }
+        for wanted in wanted.chunks(self.max_logit_rows) {
+            for (id, sampled) in self.sample(wanted) {
+                self.take(id, sampled);
+            }
+        }
+        let scored = spans.iter().filter(|span| span.last);
+        scored.for_each(|span| self.finish_scoring(span.id));
+    }
+
+    /// Answers a scoring whose last row was computed.
+    fn finish_scoring(&mut self, id: SequenceId) {
+        let Some(Job::Scoring { logits, .. }) = self.jobs.get(&id) else { return };
+        let bad = (0_u32..)
+            .zip(logits)
+            .find_map(|(position, logits)| Some((position, check_finite(logits).err()?)));
+        if let Some((position, error)) = bad {
+            return self.fail(
+                id,
+                GenerationError::Arithmetic { what: error.to_string(), layer: None, position },
+            );
+        }
+        if let Some(Job::Scoring { logits, reply, .. }) = self.remove(id) {
+            // Nobody waits any more; the work is done.
+            let _gone = reply.send(Ok(logits)).is_err();
+        }
+    }
+
+    /// Computes logits and lets their owners use them, each on its own.
+    fn sample(
+        &mut self,
+        wanted: &[(usize, SequenceId)],
+    ) -> Vec<(SequenceId, Result<Sampled, SamplerError>)> {
+        let rows: Vec<usize> = wanted.iter().map(|(row, _)| *row).collect();
+        let Self { trunk, pool, jobs, vocab_size, .. } = self;
+        pool.install(|| {
+            let logits = trunk.logits(&rows);
+            let mut samplers: Vec<(SequenceId, &mut Sequence, &[f32])> =
+                Vec::with_capacity(wanted.len());
+            let mut generating: BTreeMap<SequenceId, &[f32]> = BTreeMap::new();
+            for ((_, id), logits) in wanted.iter().zip(logits.chunks_exact(*vocab_size)) {
+                match jobs.get_mut(id) {
+                    Some(Job::Scoring { logits: all, .. }) => all.push(logits.to_vec()),
+                    _ => {
+                        generating.insert(*id, logits);
+                    }
+                }
+            }
+            for (id, job) in jobs.iter_mut() {
+                if let (Job::Generation(active), Some(logits)) = (job, generating.get(id)) {
+                    samplers.push((*id, &mut active.sequence, logits));
+                }
+            }
+            samplers
+                .into_par_iter()
+                .map(|(id, sequence, logits)| (id, sequence.sample(logits)))
+                .collect()
+        })
+    }
+
+    fn take(&mut self, id: SequenceId, sampled: Result<Sampled, SamplerError>) {
+        let Some(Job::Generation(active)) = self.jobs.get_mut(&id) else { return };
+        match sampled {
+            Ok(sampled) => {
+                let (event, ended) = active.sequence.push(sampled);
+                active.first_token.get_or_insert_with(Instant::now);
+                active.events.send(event);
+                match ended {
+                    Some(ended) => self.end(id, ended),
+                    None => self.scheduler.extend(id),
+                }
+            }
+            Err(error) => {
+                let position = active.sequence.tokens().len() - 1;
+                let position = u32::try_from(position).expect("the context is counted in u32");
+                self.fail(
+                    id,
+                    GenerationError::Arithmetic { what: error.to_string(), layer: None, position },
+                );
+            }
+        }
+    }
+
+    fn end(&mut self, id: SequenceId, ended: Ended) {
+        if let Some(Job::Generation(active)) = self.remove(id) {
+            let finished =
+                active.finish(ended, self.transport.workers(), self.trunk.worker_stats());
+            active.events.send(Event::Finished(finished));
+        }
+    }
+
+    fn fail(&mut self, id: SequenceId, error: GenerationError) {
+        if let Some(job) = self.remove(id) {
+            tracing::warn!(sequence = id.0, %error, "a generation failed");
+            fail(job, error);
+        }
+    }
+
+    fn remove(&mut self, id: SequenceId) -> Option<Job> {
+        self.scheduler.remove(id);
+        self.jobs.remove(&id)
+    }
+}
+
+fn fail(job: Job, error: GenerationError) {
+    match job {
+        Job::Generation(active) => active.events.send(Event::Failed(error)),
+        Job::Scoring { reply, .. } => {
+            // Nobody waits any more; there is nobody to tell.
+            let _gone = reply.send(Err(error)).is_err();
+        }
+    }
+}
+
+fn describe(fault: &RowFault, position: usize) -> GenerationError {
+    match fault {
+        RowFault::Unavailable { detail } => GenerationError::Unavailable { detail: detail.clone() },
+        RowFault::Arithmetic { layer, what } => GenerationError::Arithmetic {
+            what: what.clone(),
+            layer: Some(*layer),
+            position: u32::try_from(position).expect("the context is counted in u32"),
+        },
+    }
+}

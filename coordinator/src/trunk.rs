@@ -1,0 +1,165 @@
+//! HOT PATH. The dense part of the model: one forward pass over the rows of a step.
+//!
+//! A row is one position of one sequence; a step mixes rows of many sequences, decode rows and prompt chunks. Every
+//! operation gives each row the bits it would have alone. What differs between families is in the configuration and in
+//! which weights a layer has; there is one forward pass.
+
+mod attention;
+mod buffers;
+mod feed_forward;
+mod rows;
+mod weights;
+
+use std::time::Duration;
+
+use shimmer_kernels::{AttentionSpan, Kernels, RopeTable};
+use shimmer_model::{Container, ModelConfig, NumericClass};
+
+use crate::dispatch::{Exchange, ExpertTransport, WorkerStats};
+use crate::gating::RowFaults;
+use crate::kv_cache::KvCache;
+use buffers::Buffers;
+use weights::Weights;
+
+/// The rows of one step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepRows<'a> {
+    /// Number of the step; grows for as long as the engine lives.
+    pub step: u64,
+    /// Token of every row.
+    pub tokens: &'a [u32],
+    /// Sequences of the rows, in order.
+    pub spans: &'a [AttentionSpan<'a>],
+}
+
+/// What cannot change while the engine runs.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    pub(crate) config: ModelConfig,
+    pub(crate) class: NumericClass,
+    pub(crate) kernels: Kernels,
+    pub(crate) rope: RopeTable,
+    pub(crate) layer_deadline: Duration,
+}
+
+/// The forward pass with its buffers. Borrows the weights from the container's trunk.
+#[derive(Debug)]
+pub struct Trunk<'w> {
+    shape: Shape,
+    weights: Weights<'w>,
+    buffers: Buffers,
+    exchange: Exchange,
+    faults: RowFaults,
+}
+
+/// Settings of the forward pass.
+#[derive(Clone, Copy, Debug)]
+pub struct TrunkOptions {
+    /// Most rows of a step.
+    pub max_rows: usize,
+    /// Most rows whose logits are computed at once.
+    pub max_logit_rows: usize,
+    /// Positions of the longest sequence.
+    pub positions: usize,
+    /// Workers of the transport.
+    pub workers: usize,
+    /// Longest wait for the experts of one layer.
+    pub layer_deadline: Duration,
+}
+
+impl<'w> Trunk<'w> {
+    /// Finds every weight by name and makes the buffers.
+    pub fn new(
+        container: &Container,
+        weights: &'w shimmer_model::Trunk,
+        kernels: Kernels,
+        options: TrunkOptions,
+    ) -> Result<Self, shimmer_model::Error> {
+        let config = container.config().clone();
+        let weights = Weights::find(&config, weights)?;
+        let rope = RopeTable::new(config.rope.theta, config.rope.rotary_dim, options.positions);
+        let class = container.manifest().numeric_class;
+        let buffers = Buffers::new(&config, options.max_rows, options.max_logit_rows);
+        let exchange = Exchange::new(kernels, options.workers);
+        let shape = Shape { config, class, kernels, rope, layer_deadline: options.layer_deadline };
+        Ok(Self { shape, weights, buffers, exchange, faults: RowFaults::default() })
+    }
+
+    /// Runs all layers over the rows; keys and values go to `cache`. Afterwards [`Trunk::faults`] says which rows failed,
+    /// and [`Trunk::logits`] gives the logits of the others.
+    pub fn forward(
+        &mut self,
+        step: &StepRows<'_>,
+        cache: &mut KvCache,
+        transport: &mut dyn ExpertTransport,
+    ) {
+        let rows = step.tokens.len();
+        assert_eq!(
+            rows,
+            step.spans.iter().map(|span| span.rows).sum::<usize>(),
+            "a token for every row"
+        );
+        self.faults.reset(rows);
+        self.buffers.resize(rows);
+        self.weights.embed(step.tokens, &mut self.buffers.x);
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            attention::forward(
+                &self.shape,
+                &layer.attention,
+                index,
+                step.spans,
+                cache,
+                &mut self.buffers,
+            );
+            feed_forward::norm(&self.shape, layer.ffn_norm, &mut self.buffers);
+            match &layer.ffn {
+                weights::Ffn::Dense(mlp) => {
+                    feed_forward::dense(&self.shape, mlp, &mut self.buffers)
+                }
+                weights::Ffn::Moe(moe) => {
+                    let place = feed_forward::Place { step: step.step, layer: index };
+                    let (exchange, faults) = (&mut self.exchange, &mut self.faults);
+                    feed_forward::experts(
+                        &self.shape,
+                        moe,
+                        place,
+                        exchange,
+                        transport,
+                        faults,
+                        &mut self.buffers,
+                    );
+                }
+            }
+        }
+    }
+
+    /// Rows of the last step that failed.
+    pub fn faults(&self) -> &RowFaults {
+        &self.faults
+    }
+
+    /// Counts of every worker since the start.
+    pub fn worker_stats(&self) -> &[WorkerStats] {
+        self.exchange.stats()
+    }
+
+    /// Logits of some rows of the last step, `[rows][vocab]`. At most as many rows as the buffers were made for.
+    pub fn logits(&mut self, rows: &[usize]) -> &[f32] {
+        let Self { shape, weights, buffers, .. } = self;
+        let hidden = shape.config.hidden_size;
+        let logits = &mut buffers.logits[..rows.len() * shape.config.vocab_size];
+        buffers.h.resize(rows.len() * hidden, 0.0);
+        for (&row, out) in rows.iter().zip(buffers.h.chunks_exact_mut(hidden)) {
+            shape.kernels.rms_norm(
+                &buffers.x[row * hidden..][..hidden],
+                weights.norm,
+                shape.config.rms_norm_eps,
+                out,
+            );
+        }
+        let format = shape.class.head_activations();
+        buffers.activations.set(&shape.kernels, format, &buffers.h, rows.len(), hidden);
+        shape.kernels.matmul(&weights.head, &buffers.activations, logits);
+        logits
+    }
+}
