@@ -18,4 +18,5 @@ pub mod scheduler;
 pub mod sequence;
 pub mod stop;
 pub mod tokenizer;
+pub mod transport;
 pub mod trunk;

@@ -1,1 +1,25 @@
-//! Empty until its first commit.
+//! The expert node: holds experts in memory and computes them for coordinators.
+//!
+//! It knows slabs, rows and fences. It never sees a token, a request or a sampler, and nothing that a peer does ends its
+//! process. Start reading at [`expert_core`] for what a worker is, at [`session`] for what one coordinator may ask of it, and at
+//! [`serve`](mod@serve) for the gRPC shell. [`store`] is the seam behind which experts live: memory today, tiers behind the same
+//! trait.
+
+pub mod budget;
+mod check;
+mod compute;
+pub mod counters;
+mod error;
+pub mod expert_core;
+mod payload;
+pub mod serve;
+pub mod session;
+pub mod store;
+#[cfg(test)]
+mod testing;
+
+pub use counters::{Counters, CountersSnapshot};
+pub use error::Error;
+pub use expert_core::{ExpertCore, WorkerConfig};
+pub use serve::{ServeConfig, bind, serve};
+pub use session::ExpertSession;

@@ -1,0 +1,159 @@
+//! Workers behind sockets.
+//!
+//! Each worker has a [link](link): a thread with its own runtime that connects, greets, assigns, tests, and then carries
+//! bytes; it reconnects for ever. The [board](board) is what the links agree on: who is there, and the placement that
+//! follows. [`RemoteWorkers`] is the step thread's end: it never waits without a deadline and lets only awaited replies
+//! through.
+
+mod backoff;
+mod board;
+mod latency;
+mod link;
+mod remote;
+mod session;
+mod status;
+
+use std::time::Duration;
+
+use shimmer_kernels::{ActivationRows, MATH_ID};
+use shimmer_model::Container;
+use shimmer_proto::{PROTOCOL_VERSION, address::PeerAddress, expert::v1::Identity};
+
+pub use remote::{RemoteCounters, RemoteWorkers};
+pub use status::{ClusterStatus, LinkState};
+
+/// Settings of the links to workers.
+#[derive(Debug, Clone)]
+pub struct RemoteConfig {
+    /// Every worker of the cluster. Requests can be served while all of them are.
+    pub addresses: Vec<PeerAddress>,
+    /// Name of this coordinator in the workers' logs.
+    pub coordinator_id: String,
+    /// Version and commit of the binary.
+    pub build: String,
+    /// Longest wait for a connection, name resolution included.
+    pub connect_timeout: Duration,
+    /// Longest wait for a hello, and for the answer to a self-test.
+    pub hello_timeout: Duration,
+    /// A load that tells no progress for this long is given up. Not a limit of the whole load: that takes what the disk
+    /// takes.
+    pub load_stall_timeout: Duration,
+    /// No layer deadline is shorter, however fast the worker was.
+    pub layer_floor: Duration,
+    /// No layer deadline is longer; also the deadline while nothing has been measured.
+    pub layer_ceiling: Duration,
+    /// First wait before another attempt; it doubles with each failure.
+    pub backoff_min: Duration,
+    /// Longest wait between attempts.
+    pub backoff_max: Duration,
+    /// Wait before a worker that was refused is tried again: it will not change by itself.
+    pub refused_retry: Duration,
+}
+
+impl RemoteConfig {
+    /// The defaults for a list of workers.
+    pub fn new(addresses: Vec<PeerAddress>) -> Self {
+        Self {
+            addresses,
+            coordinator_id: "coordinator".to_owned(),
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            connect_timeout: Duration::from_secs(5),
+            hello_timeout: Duration::from_secs(10),
+            load_stall_timeout: Duration::from_secs(120),
+            // A busy host stops a process for hundreds of milliseconds; a worker is not lost for that.
+            layer_floor: Duration::from_secs(2),
+            layer_ceiling: Duration::from_secs(10),
+            backoff_min: Duration::from_millis(100),
+            backoff_max: Duration::from_secs(5),
+            refused_retry: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What the links must know about the model.
+#[derive(Debug, Clone)]
+pub struct ClusterModel {
+    identity: Identity,
+    /// Bytes of one activation row in a work message.
+    row_bytes: usize,
+    hidden: usize,
+    /// Layers with routed experts, ascending.
+    layers: Vec<ClusterLayer>,
+}
+
+#[derive(Debug, Clone)]
+struct ClusterLayer {
+    layer: u32,
+    slab_bytes: u64,
+    /// Self-test digest of every expert.
+    self_tests: Vec<[u8; 16]>,
+}
+
+/// Links that cannot be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No workers were named.
+    #[error("the list of workers is empty")]
+    NoWorkers,
+    /// One address stands twice in the list.
+    #[error("worker {address} is listed twice")]
+    RepeatedWorker {
+        /// The address.
+        address: PeerAddress,
+    },
+    /// The container has a self-test digest that is none.
+    #[error("the self-test of expert {expert} in layer {layer} is not 16 bytes of hex")]
+    SelfTest {
+        /// The layer.
+        layer: u32,
+        /// The expert.
+        expert: u32,
+    },
+    /// A thread could not be started.
+    #[error("starting the thread of a link")]
+    Thread(#[from] std::io::Error),
+    /// The container could not be read.
+    #[error(transparent)]
+    Model(#[from] shimmer_model::Error),
+}
+
+impl ClusterModel {
+    /// Collects identity, sizes and self-tests of a container. `build` is told to workers and not compared.
+    pub fn from_container(container: &Container, build: &str) -> Result<Self, Error> {
+        let manifest = container.manifest();
+        let config = container.config();
+        let mut layers = Vec::new();
+        for (layer, experts) in config.moe_layers() {
+            let self_tests = (0..experts)
+                .map(|expert| {
+                    let text = &container.expert_entry(layer, expert)?.self_test;
+                    let mut digest = [0; 16];
+                    hex::decode_to_slice(text, &mut digest)
+                        .map_err(|_| Error::SelfTest { layer, expert })?;
+                    Ok(digest)
+                })
+                .collect::<Result<Vec<_>, Error>>()?;
+            let slab_bytes = container.expert_layout(layer)?.slab_bytes() as u64;
+            layers.push(ClusterLayer { layer, slab_bytes, self_tests });
+        }
+        let format = manifest.numeric_class.expert_activations();
+        Ok(Self {
+            identity: Identity {
+                protocol_version: PROTOCOL_VERSION,
+                build: build.to_owned(),
+                math_id: MATH_ID.to_owned(),
+                container_digest: container.digest().to_owned(),
+                numeric_class: manifest.numeric_class.to_string(),
+            },
+            row_bytes: ActivationRows::wire_bytes(format, 1, config.hidden_size)
+                .unwrap_or(usize::MAX),
+            hidden: config.hidden_size,
+            layers,
+        })
+    }
+
+    fn layer(&self, layer: u32) -> Option<&ClusterLayer> {
+        self.layers.iter().find(|l| l.layer == layer)
+    }
+}

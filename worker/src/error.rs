@@ -1,0 +1,59 @@
+//! What can go wrong before or beside serving. Faults of one peer are [`WorkerError`](shimmer_proto::expert::v1::WorkerError)
+//! messages to that peer, not errors of this type.
+
+use std::io;
+
+use crate::budget::BudgetTerm;
+
+/// Failure of the worker itself.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting that cannot be used.
+    #[error("setting {name} is {value}: {reason}")]
+    Setting {
+        /// Name of the setting.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// More memory was asked for than this process can have.
+    #[error(
+        "a budget of {requested} bytes for experts does not fit: {term} leaves {available} bytes"
+    )]
+    Budget {
+        /// What the user set.
+        requested: u64,
+        /// What there is.
+        available: u64,
+        /// Which limit binds.
+        term: BudgetTerm,
+    },
+    /// The container has nothing to serve.
+    #[error("the container in {dir} has no layer with routed experts")]
+    NoExperts {
+        /// Directory of the container.
+        dir: String,
+    },
+    /// Threads could not be started.
+    #[error("starting {threads} compute threads")]
+    Pool {
+        /// How many.
+        threads: usize,
+        /// What the pool said.
+        source: rayon::ThreadPoolBuildError,
+    },
+    /// The listening socket failed.
+    #[error("listening on {address}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The container could not be read.
+    #[error(transparent)]
+    Model(#[from] shimmer_model::Error),
+}

@@ -1,0 +1,234 @@
+//! What a worker is: a container, kernels, threads, and the store that holds its experts. Shared by all connections.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use shimmer_kernels::{ActivationFormat, ExpertLayout, ExpertScratch, Kernels, MATH_ID};
+use shimmer_model::Container;
+use shimmer_proto::{
+    PROTOCOL_VERSION,
+    expert::v1::{self, Identity, WorkerHello},
+    limits,
+};
+
+use crate::{
+    budget::RamBudget,
+    counters::Counters,
+    error::Error,
+    payload::Buffers,
+    session::ExpertSession,
+    store::{ExpertStore, RamStore},
+};
+
+/// Threads that read slabs at the same time; more do not help one drive.
+const LOAD_THREADS_MAX: usize = 8;
+
+/// Settings of a worker.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// Name in the cluster; part of the placement, so it must survive restarts.
+    pub id: String,
+    /// Relative capacity. Experts are shared out in proportion.
+    pub weight: f64,
+    /// Bytes for expert slabs; absent takes what the host has.
+    pub ram_budget_bytes: Option<u64>,
+    /// Compute threads of a pool of its own. Ignored when `pool` is given.
+    pub threads: usize,
+    /// A pool to compute on, for a worker inside another process.
+    pub pool: Option<Arc<rayon::ThreadPool>>,
+    /// Version and commit of the binary.
+    pub build: String,
+}
+
+/// A worker without its sockets.
+#[derive(Debug)]
+pub struct ExpertCore {
+    container: Arc<Container>,
+    kernels: Kernels,
+    config: WorkerConfig,
+    budget: RamBudget,
+    pool: Arc<rayon::ThreadPool>,
+    store: Box<dyn ExpertStore>,
+    /// By layer; none for layers without routed experts.
+    layers: Vec<Option<LayerShape>>,
+    hidden: usize,
+    format: ActivationFormat,
+    counters: Arc<Counters>,
+    scratch: Mutex<Vec<ExpertScratch>>,
+    pub(crate) sums: Arc<Buffers<i64>>,
+    pub(crate) outputs: Arc<Buffers<f32>>,
+}
+
+/// The experts of one layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerShape {
+    pub(crate) layout: ExpertLayout,
+    pub(crate) experts: u32,
+}
+
+impl ExpertCore {
+    /// Checks settings and memory, starts the compute threads. Experts are loaded when a coordinator assigns them.
+    pub fn new(
+        container: Arc<Container>,
+        kernels: Kernels,
+        config: WorkerConfig,
+    ) -> Result<Arc<Self>, Error> {
+        let setting = |name, value: &dyn ToString, reason| Error::Setting {
+            name,
+            value: value.to_string(),
+            reason,
+        };
+        if config.id.is_empty()
+            || config.id.len() > 64
+            || !config.id.chars().all(|c| c.is_ascii_graphic())
+        {
+            return Err(setting(
+                "id",
+                &config.id,
+                "expected 1 to 64 printable ASCII characters without spaces",
+            ));
+        }
+        if !(config.weight > 0.0 && config.weight.is_finite()) {
+            return Err(setting("weight", &config.weight, "expected a number above 0"));
+        }
+        if config.threads == 0 {
+            return Err(setting("threads", &0, "expected at least 1"));
+        }
+        let budget = RamBudget::measure(config.ram_budget_bytes)?;
+        let model = container.config();
+        let mut layers = vec![None; model.layers.len()];
+        for (layer, experts) in model.moe_layers() {
+            let layout = container.expert_layout(layer)?;
+            layers[layer as usize] = Some(LayerShape { layout, experts });
+        }
+        if layers.iter().all(Option::is_none) {
+            return Err(Error::NoExperts { dir: container.dir().display().to_string() });
+        }
+        let pool = match &config.pool {
+            Some(pool) => Arc::clone(pool),
+            None => Arc::new(start_pool(config.threads)?),
+        };
+        let load_threads = pool.current_num_threads().min(LOAD_THREADS_MAX);
+        let store = Box::new(RamStore::new(Arc::clone(&container), budget, load_threads));
+        Ok(Arc::new(Self {
+            hidden: model.hidden_size,
+            format: container.manifest().numeric_class.expert_activations(),
+            container,
+            kernels,
+            config,
+            budget,
+            pool,
+            store,
+            layers,
+            counters: Arc::default(),
+            scratch: Mutex::default(),
+            sums: Buffers::new(),
+            outputs: Buffers::new(),
+        }))
+    }
+
+    /// What a coordinator may ask of this worker; one for each coordinator.
+    pub fn session(self: &Arc<Self>) -> ExpertSession {
+        ExpertSession::new(Arc::clone(self))
+    }
+
+    /// Name in the cluster.
+    pub fn id(&self) -> &str {
+        &self.config.id
+    }
+
+    /// What this worker must have in common with a coordinator.
+    pub fn identity(&self) -> Identity {
+        Identity {
+            protocol_version: PROTOCOL_VERSION,
+            build: self.config.build.clone(),
+            math_id: MATH_ID.to_owned(),
+            container_digest: self.container.digest().to_owned(),
+            numeric_class: self.container.manifest().numeric_class.to_string(),
+        }
+    }
+
+    /// The first message to every coordinator.
+    pub fn hello(&self) -> WorkerHello {
+        WorkerHello {
+            identity: Some(self.identity()),
+            limits: Some(limits::announced()),
+            worker_id: self.config.id.clone(),
+            weight: self.config.weight,
+            ram_budget_bytes: self.budget.bytes,
+            isa: self.kernels.isa().to_string(),
+            threads: u32::try_from(self.pool.current_num_threads()).unwrap_or(u32::MAX),
+            absent_layers: self.container.absent_layers(),
+        }
+    }
+
+    /// Shared counters.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// Bytes of slabs held now.
+    pub fn resident_bytes(&self) -> u64 {
+        self.store.resident_bytes()
+    }
+
+    /// The compute threads.
+    pub fn pool(&self) -> &Arc<rayon::ThreadPool> {
+        &self.pool
+    }
+
+    /// Runs on the calling thread if that belongs to a pool, else on the worker's own pool, so that no work ever starts a
+    /// pool for the whole machine.
+    pub(crate) fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        if rayon::current_thread_index().is_some() { work() } else { self.pool.install(work) }
+    }
+
+    pub(crate) fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    pub(crate) fn store(&self) -> &dyn ExpertStore {
+        &*self.store
+    }
+
+    pub(crate) fn layer(&self, layer: u32) -> Option<LayerShape> {
+        *self.layers.get(layer as usize)?
+    }
+
+    pub(crate) fn layer_count(&self) -> usize {
+        self.layers.len()
+    }
+
+    pub(crate) fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    pub(crate) fn format(&self) -> ActivationFormat {
+        self.format
+    }
+
+    /// The wire's name of the one activation format that this container's experts take.
+    pub(crate) fn wire_format(&self) -> v1::ActivationFormat {
+        match self.format {
+            ActivationFormat::F32 => v1::ActivationFormat::F32,
+            ActivationFormat::A8G64 | ActivationFormat::A16G64 => v1::ActivationFormat::A8g64,
+        }
+    }
+
+    /// Runs with buffers of the expert function that nobody else uses. They are not bound to a thread, because a thread
+    /// that waits inside a fork-join takes other work meanwhile.
+    pub(crate) fn with_scratch<R>(&self, run: impl FnOnce(&mut ExpertScratch) -> R) -> R {
+        let take = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = take().pop().unwrap_or_default();
+        let result = run(&mut scratch);
+        take().push(scratch);
+        result
+    }
+}
+
+fn start_pool(threads: usize) -> Result<rayon::ThreadPool, Error> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|index| format!("expert-{index}"))
+        .build()
+        .map_err(|source| Error::Pool { threads, source })
+}

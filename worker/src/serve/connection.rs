@@ -1,0 +1,121 @@
+//! One connection on its own thread.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use shimmer_proto::{
+    channel,
+    expert::v1::{
+        SessionRequest,
+        expert_service_server::{ExpertService, ExpertServiceServer},
+    },
+    limits::MAX_MESSAGE_BYTES,
+};
+use tokio::net::TcpStream;
+use tokio_stream::StreamExt as _;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+use tonic_health::{pb::health_server::HealthServer, server::HealthService};
+
+use super::{
+    ServeConfig,
+    stream::{SessionStream, Shell},
+    watched::WatchedSocket,
+};
+use crate::{counters::Counters, expert_core::ExpertCore};
+
+/// What all connections share.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) core: Arc<ExpertCore>,
+    pub(super) config: ServeConfig,
+    pub(super) shutdown: CancellationToken,
+    pub(super) health: HealthServer<HealthService>,
+}
+
+/// Serves one socket until it closes, or until shutdown.
+pub(super) fn run(socket: TcpStream, peer: SocketAddr, shared: Shared) -> io::Result<()> {
+    let socket = socket.into_std()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let socket = TcpStream::from_std(socket)?;
+        socket.set_nodelay(true)?;
+        serve(socket, peer, shared).await;
+        Ok(())
+    })
+}
+
+async fn serve(socket: TcpStream, peer: SocketAddr, shared: Shared) {
+    let closed = CancellationToken::new();
+    let called = Arc::new(AtomicBool::new(false));
+    let Shared { core, config, shutdown, health } = shared;
+    let sessions = Sessions {
+        shell: Shell {
+            core: Arc::clone(&core),
+            peer,
+            shutdown: shutdown.clone(),
+            hello_timeout: config.hello_timeout,
+        },
+    };
+    let service = ExpertServiceServer::new(sessions)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let seen = Arc::clone(&called);
+    let mark = move |request: Request<()>| {
+        seen.store(true, Ordering::Relaxed);
+        Ok::<_, Status>(request)
+    };
+    let one = tokio_stream::once(Ok::<_, io::Error>(WatchedSocket::new(socket, closed.clone())));
+    let incoming = one.chain(tokio_stream::pending());
+    let ended = async {
+        tokio::select! {
+            () = closed.cancelled() => (),
+            () = shutdown.cancelled() => (),
+        }
+    };
+    let serving = channel::server_builder()
+        .layer(tonic::service::InterceptorLayer::new(mark))
+        .add_service(health)
+        .add_service(service)
+        .serve_with_incoming_shutdown(incoming, ended);
+    let silent = async {
+        tokio::time::sleep(config.hello_timeout).await;
+        if called.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        result = serving => {
+            if let Err(error) = result {
+                tracing::debug!(%peer, %error, "connection ended");
+            }
+        }
+        () = silent => {
+            Counters::bump(&core.counters().connections_silent);
+            tracing::warn!(%peer, "no call within the hello deadline; closing the connection");
+        }
+    }
+}
+
+/// The service of one connection.
+struct Sessions {
+    shell: Shell,
+}
+
+#[tonic::async_trait]
+impl ExpertService for Sessions {
+    type SessionStream = SessionStream;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<SessionRequest>>,
+    ) -> Result<Response<SessionStream>, Status> {
+        Ok(Response::new(SessionStream::new(self.shell.clone(), request.into_inner())))
+    }
+}
