@@ -156,3 +156,14 @@ fn the_specification_has_the_codes_constants() {
         expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     assert_eq!(rows, expected);
 }
+
+/// The table of counters in worker/README.md, against the code.
+#[test]
+fn the_worker_page_has_the_codes_counters() {
+    let text = std::fs::read_to_string(tree::root().join("worker/README.md")).expect("a page");
+    let named: Vec<_> =
+        text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let counters = shimmer_worker::Counters::default().snapshot();
+    let expected: Vec<_> = counters.entries().map(|(name, _)| name).collect();
+    assert_eq!(named, expected);
+}
