@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod kernels_f64;
+mod kernels_spec;
 mod oracle_tiny;
 mod tidy;

@@ -21,6 +21,7 @@ struct Recorded {
     ids: Vec<u32>,
     /// Positions whose logits are recorded.
     positions: Vec<usize>,
+    #[expect(dead_code, reason = "for the engine")]
     greedy: Vec<u32>,
     /// Chosen experts by MoE layer and position, ascending.
     routed: Vec<Vec<Vec<usize>>>,
