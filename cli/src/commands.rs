@@ -1,0 +1,32 @@
+//! One module per command: its flags, and what it shows. The work itself is done by the crates below.
+
+pub mod convert;
+pub mod generate;
+pub mod inspect;
+pub mod serve;
+pub mod tokenize;
+pub mod verify;
+pub mod worker;
+
+use std::{path::Path, sync::Arc};
+
+use shimmer_model::Container;
+
+use crate::error::Error;
+
+/// Version of this build, as peers and clients see it.
+pub const BUILD: &str = concat!("shimmer/", env!("CARGO_PKG_VERSION"));
+
+/// Opens a container.
+pub(crate) fn open_container(directory: &Path) -> Result<Arc<Container>, Error> {
+    Container::open(directory).map(Arc::new).map_err(|error| {
+        Error::failed(format!("cannot use the container {}", directory.display()), error).with_hint(
+            "`shimmer convert CHECKPOINT --out DIR` makes one, `shimmer verify DIR` checks one",
+        )
+    })
+}
+
+/// Bytes for people: `1.9 MiB`.
+fn size(bytes: u64) -> String {
+    indicatif::BinaryBytes(bytes).to_string()
+}

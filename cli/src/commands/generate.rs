@@ -1,0 +1,144 @@
+//! `shimmer generate`: one prompt in, text or one line of JSON out.
+
+mod input;
+mod report;
+
+#[cfg(test)]
+mod tests;
+
+use clap::Args;
+use shimmer_proto::v1::{GenerateRequest, OutputParams, StopParams, generate_response::Event};
+use tokio_stream::StreamExt as _;
+
+use crate::{
+    backend::Backend,
+    block_on,
+    config::{GenerateConfig, GenerateSettings, SamplingConfig},
+    error::Error,
+    logging::LogArgs,
+    output,
+};
+pub use input::InputArgs;
+pub use report::Report;
+
+const EXAMPLES: &str = "\
+Examples:
+  shimmer generate --endpoint localhost:50051 --chat 'Why is the sky blue?' --max-tokens 200
+  shimmer generate --container olmoe --in-process --workers 3 --prompt 'Once upon a time' --temperature 0 --json
+  echo 'Once upon a time' | shimmer generate --prompt-file - --seed 7
+  shimmer generate --container olmoe --in-process --prompt-tokens 512 --max-tokens 1 --json --logits-digest=false
+      measures prefill: timings.prefill_tokens_per_s
+  shimmer generate --container olmoe --in-process --prompt-tokens 1 --max-tokens 129 --ignore-eos --json \\
+      --logits-digest=false
+      measures decode over 128 tokens: timings.decode_tokens_per_s";
+
+/// Flags of `shimmer generate`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    pub input: InputArgs,
+    #[command(flatten)]
+    pub settings: GenerateSettings,
+    #[command(flatten)]
+    pub file: crate::args::ConfigArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The generation was refused or failed.
+pub fn run(config: GenerateConfig, input: InputArgs, log: &LogArgs) -> Result<(), Error> {
+    log.start();
+    input.check()?;
+    block_on(async {
+        let backend = Backend::open(config.target).await?;
+        for _ in 0..input.repeat.get() {
+            let vocab_size =
+                if input.needs_vocabulary() { backend.model().await?.vocab_size } else { 0 };
+            let request = request(&config.sampling, &input, vocab_size)?;
+            let report = generate(&backend, request, !input.json).await?;
+            if input.json {
+                output::json(&report.json())?;
+            } else if output::is_watched() {
+                output::note(&report.summary());
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Generates to the end; shows the text as it comes when `show` is set.
+///
+/// # Errors
+/// The generation was refused or failed; the reader of our output has gone.
+pub(crate) async fn generate(
+    backend: &Backend,
+    request: GenerateRequest,
+    show: bool,
+) -> Result<Report, Error> {
+    let mut events = backend.generate(request).await?;
+    let mut report = Report::default();
+    while let Some(response) = events.next().await {
+        let response = response?;
+        if response.sequence != report.events {
+            let message =
+                format!("event {} arrived where {} was due", response.sequence, report.events);
+            return Err(Error::failed("the stream of events is broken", message));
+        }
+        report.events += 1;
+        match response.event {
+            Some(Event::Started(started)) => report.started = started,
+            Some(Event::Delta(delta)) => {
+                if show {
+                    output::write(&delta.text)?;
+                }
+                report.add(delta);
+            }
+            Some(Event::Finished(finished)) => report.finished = Some(finished),
+            // A kind of event that a newer coordinator has.
+            None => {}
+        }
+    }
+    if report.finished.is_none() {
+        return Err(Error::failed(
+            "the answer is incomplete",
+            "the stream ended without its last event",
+        ));
+    }
+    if show {
+        output::line("")?;
+    }
+    Ok(report)
+}
+
+/// The request that flags and settings ask for.
+fn request(
+    config: &SamplingConfig,
+    input: &InputArgs,
+    vocab_size: u32,
+) -> Result<GenerateRequest, Error> {
+    let mut sampling = config.params.clone();
+    sampling.logit_bias =
+        input.logit_bias.iter().copied().map(|bias| (bias.token, bias.bias)).collect();
+    let stop = StopParams {
+        max_tokens: config.max_tokens,
+        stop_strings: input.stop.clone(),
+        stop_token_ids: input.stop_token_ids.clone(),
+        ignore_eos: config.ignore_eos,
+    };
+    let output = OutputParams {
+        logprobs: input.logprobs,
+        logits_digest: Some(input.logits_digest.unwrap_or(input.json)),
+        skip_special_tokens: input.show_special.then_some(false),
+    };
+    Ok(GenerateRequest {
+        request_id: input.request_id.clone(),
+        input: Some(input.read(vocab_size)?),
+        sampling: Some(sampling),
+        stop: Some(stop),
+        output: Some(output),
+    })
+}

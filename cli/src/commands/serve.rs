@@ -1,0 +1,81 @@
+//! `shimmer serve`: a coordinator until it is asked to stop.
+
+use shimmer_coordinator::{
+    api::{ServerOptions, serve},
+    engine::EngineConfig,
+    transport::{ClusterModel, RemoteConfig, RemoteWorkers},
+};
+use shimmer_worker::bind;
+use tokio::net::TcpListener;
+
+use super::{BUILD, worker::cannot_listen};
+use crate::{
+    block_on,
+    config::ServeConfig,
+    error::Error,
+    local::{inference, kernels, model_name},
+    logging, output, shutdown,
+};
+
+/// Runs the command.
+///
+/// # Errors
+/// The container or a limit is refused, or the address cannot be listened on.
+pub fn run(config: ServeConfig) -> Result<(), Error> {
+    logging::start(&config.log, config.log_format);
+    let container = super::open_container(&config.container)?;
+    let kernels = kernels(config.isa)?;
+    // Before the model is loaded: an address that is taken is heard of at once.
+    let listener =
+        bind(&config.listen.to_string()).map_err(|error| cannot_listen(config.listen, error))?;
+    let address = listener.local_addr().map_err(|error| cannot_listen(config.listen, error))?;
+    let links = |error| Error::failed("cannot start the links to the workers", error);
+    let model = ClusterModel::from_container(&container, BUILD).map_err(links)?;
+    let workers = RemoteWorkers::start(remote(&config), model).map_err(links)?;
+    let status = workers.status();
+    let name = model_name(config.model_name.clone(), &config.container);
+    let inference =
+        inference(&container, kernels, Box::new(workers), engine(&config), status, name)?;
+    block_on(async {
+        let shutdown = shutdown::on_signal()?;
+        let listener =
+            TcpListener::from_std(listener).map_err(|error| cannot_listen(config.listen, error))?;
+        tracing::info!(id = config.id, %address, isa = %kernels.isa(), threads = config.threads, "coordinator is listening");
+        output::line(&format!("listening on {address}"))?;
+        let options = ServerOptions { drain: config.drain_timeout.0 };
+        serve(inference, listener, shutdown, options)
+            .await
+            .map_err(|error| Error::failed("the coordinator stopped", error))?;
+        tracing::info!("stopped");
+        Ok(())
+    })
+}
+
+fn remote(config: &ServeConfig) -> RemoteConfig {
+    let defaults =
+        RemoteConfig::new(config.workers.iter().map(|worker| worker.0.clone()).collect());
+    let layer_ceiling = config.layer_timeout.0;
+    RemoteConfig {
+        coordinator_id: config.id.clone(),
+        build: BUILD.to_owned(),
+        connect_timeout: config.connect_timeout.0,
+        load_stall_timeout: config.load_stall_timeout.0,
+        layer_floor: defaults.layer_floor.min(layer_ceiling),
+        layer_ceiling,
+        ..defaults
+    }
+}
+
+fn engine(config: &ServeConfig) -> EngineConfig {
+    EngineConfig {
+        threads: config.threads,
+        max_batch_rows: config.step_rows,
+        prefill_chunk: config.prefill_chunk,
+        max_running: config.max_sequences,
+        max_waiting: config.queue,
+        kv_budget_bytes: config.kv_budget.0,
+        context_length: config.context,
+        layer_deadline: config.layer_timeout.0,
+        ..EngineConfig::default()
+    }
+}

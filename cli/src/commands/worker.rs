@@ -1,0 +1,75 @@
+//! `shimmer worker`: serves experts until it is asked to stop.
+
+use std::net::SocketAddr;
+
+use shimmer_worker::{ExpertCore, ServeConfig, WorkerConfig as CoreConfig, bind, serve};
+
+use crate::{
+    block_on, config::WorkerConfig, error::Error, local::kernels, logging, output, shutdown,
+};
+
+/// Runs the command.
+///
+/// # Errors
+/// The container or the budget is refused, or the address cannot be listened on.
+pub fn run(config: WorkerConfig) -> Result<(), Error> {
+    logging::start(&config.log, config.log_format);
+    let container = super::open_container(&config.container)?;
+    let kernels = kernels(config.isa)?;
+    let listener =
+        bind(&config.listen.to_string()).map_err(|error| cannot_listen(config.listen, error))?;
+    let address = listener.local_addr().map_err(|error| cannot_listen(config.listen, error))?;
+    let id = config.id.unwrap_or_else(|| format!("{}:{}", host_name(), address.port()));
+    let core = ExpertCore::new(
+        container,
+        kernels,
+        CoreConfig {
+            id: id.clone(),
+            weight: config.weight,
+            ram_budget_bytes: config.ram_budget.map(|budget| budget.0),
+            threads: config.threads,
+            pool: None,
+            build: super::BUILD.to_owned(),
+        },
+    )
+    .map_err(refuse)?;
+    block_on(async {
+        let shutdown = shutdown::on_signal()?;
+        tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "worker is ready for coordinators");
+        output::line(&format!("listening on {address}"))?;
+        let options =
+            ServeConfig { drain_timeout: config.drain_timeout.0, ..ServeConfig::default() };
+        serve(core, listener, options, shutdown)
+            .await
+            .map_err(|error| Error::failed("the worker stopped", error))?;
+        tracing::info!("stopped");
+        Ok(())
+    })
+}
+
+/// A setting or a budget that does not fit is a refusal, the rest a failure.
+fn refuse(error: shimmer_worker::Error) -> Error {
+    match error {
+        shimmer_worker::Error::Setting { .. } | shimmer_worker::Error::Budget { .. } => {
+            Error::refused(error.to_string())
+                .with_hint("`shimmer worker --print-config` shows the effective settings")
+        }
+        error => Error::failed("cannot start the worker", error),
+    }
+}
+
+/// The address is taken, or not of this host.
+pub(super) fn cannot_listen(
+    address: SocketAddr,
+    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
+    Error::failed(format!("cannot listen on {address}"), error)
+        .with_hint("give another address with --listen; port 0 takes a free one")
+}
+
+/// The name that this machine goes by.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "worker".to_owned() } else { name.to_owned() }
+}

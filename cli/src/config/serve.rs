@@ -1,0 +1,190 @@
+//! Settings of `shimmer serve`.
+
+use std::{
+    net::SocketAddr,
+    num::{NonZeroU32, NonZeroUsize},
+    path::PathBuf,
+};
+
+use shimmer_kernels::Isa;
+
+use super::{
+    ByteSize, ConfigError, HostPort, IsaName, Period, Settings, settings,
+    worker::{check_name, threads_or_all},
+};
+use crate::logging::{LogFilter, LogFormat};
+
+settings! {
+    /// Keys of a coordinator's config file, its variables and its flags.
+    pub struct ServeSettings {
+        /// Container directory, as made by `shimmer convert`
+        #[arg(long, env = "SHIMMER_CONTAINER", value_name = "DIR")]
+        container: PathBuf, because "required; the coordinator reads trunk, tokenizer and chat template from here";
+
+        /// Workers as host:port, separated by commas; IPv6 literals in brackets
+        #[arg(long, env = "SHIMMER_WORKERS", value_name = "ADDRESS,...", value_delimiter = ',')]
+        workers: Vec<HostPort>, because "required; each routed expert is owned by exactly one of them";
+
+        /// Address to listen on for clients; IPv6 literals in brackets, port 0 takes a free one
+        #[arg(long, env = "SHIMMER_LISTEN", value_name = "ADDRESS")]
+        listen: SocketAddr = "[::]:50051".parse().expect("a literal address"),
+            because "every IPv6 and IPv4 address of the host, so that pods of either kind can be reached";
+
+        /// Name of the model in answers
+        #[arg(long, env = "SHIMMER_MODEL_NAME", value_name = "NAME")]
+        model_name: String, because "without it the name of the container directory";
+
+        /// Name of this coordinator in the workers' logs
+        #[arg(long, env = "SHIMMER_ID", value_name = "NAME")]
+        id: String = "coordinator".to_owned(), because "one coordinator needs no better name";
+
+        /// CPU threads for arithmetic
+        #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT")]
+        threads: NonZeroUsize, because "without it one per CPU that this process may use";
+
+        /// Instruction set of the kernels: scalar, avx2 or avx512; the bytes are the same
+        #[arg(long, env = "SHIMMER_ISA", value_name = "ISA")]
+        isa: IsaName, because "without it the best one of this CPU";
+
+        /// Longest sequence, prompt and answer together, tokens
+        #[arg(long, env = "SHIMMER_CONTEXT", value_name = "TOKENS")]
+        context: NonZeroU32, because "without it what the model was made for, as far as kv-budget holds it";
+
+        /// RAM for KV caches, for example 4GiB
+        #[arg(long, env = "SHIMMER_KV_BUDGET", value_name = "SIZE")]
+        kv_budget: ByteSize = ByteSize(1 << 30),
+            because "1 GiB: thousands of tokens of a small model; a request that can never fit is refused";
+
+        /// Sequences computed together in one step
+        #[arg(long, env = "SHIMMER_MAX_SEQUENCES", value_name = "COUNT")]
+        max_sequences: NonZeroUsize = NonZeroUsize::new(64).expect("not zero"),
+            because "batches share each expert's weights; beyond that a CPU is bound by arithmetic";
+
+        /// Rows of one step, of all sequences together
+        #[arg(long, env = "SHIMMER_STEP_ROWS", value_name = "ROWS")]
+        step_rows: NonZeroUsize = NonZeroUsize::new(512).expect("not zero"),
+            because "larger steps are no faster and only delay running answers";
+
+        /// Requests that wait for a place in the batch; more are refused with RESOURCE_EXHAUSTED
+        #[arg(long, env = "SHIMMER_QUEUE", value_name = "COUNT")]
+        queue: NonZeroUsize = NonZeroUsize::new(256).expect("not zero"),
+            because "a longer line only hides overload from clients that could go elsewhere";
+
+        /// Prompt tokens of one sequence computed in one step
+        #[arg(long, env = "SHIMMER_PREFILL_CHUNK", value_name = "TOKENS")]
+        prefill_chunk: NonZeroUsize = NonZeroUsize::new(256).expect("not zero"),
+            because "large enough for full speed, small enough not to starve running answers";
+
+        /// Time to connect to a worker
+        #[arg(long, env = "SHIMMER_CONNECT_TIMEOUT", value_name = "TIME")]
+        connect_timeout: Period = Period::seconds(5), because "a live host answers in milliseconds";
+
+        /// Time without progress after which a worker's load of its experts is given up
+        #[arg(long, env = "SHIMMER_LOAD_STALL_TIMEOUT", value_name = "TIME")]
+        load_stall_timeout: Period = Period::seconds(120), because "a load takes what the disk takes, but it moves";
+
+        /// Time to wait for a worker's results of one layer before it counts as lost
+        #[arg(long, env = "SHIMMER_LAYER_TIMEOUT", value_name = "TIME")]
+        layer_timeout: Period = Period::seconds(10), because "far above the slowest layer of a full prefill chunk";
+
+        /// Time that running answers get after SIGTERM
+        #[arg(long, env = "SHIMMER_DRAIN_TIMEOUT", value_name = "TIME")]
+        drain_timeout: Period = Period::seconds(25), because "Kubernetes kills after 30s";
+
+        /// What to log to standard error, in the syntax of tracing's filters
+        #[arg(long, env = "SHIMMER_LOG", value_name = "FILTER")]
+        log: LogFilter = LogFilter::default(), because "events of the role's life, nothing per token";
+
+        /// Form of log lines
+        #[arg(long, env = "SHIMMER_LOG_FORMAT", value_name = "FORMAT")]
+        log_format: LogFormat = LogFormat::Text, because "for people; json is for collectors";
+    }
+}
+
+/// What a coordinator runs with.
+#[derive(Debug, Clone)]
+pub struct ServeConfig {
+    pub container: PathBuf,
+    pub workers: Vec<HostPort>,
+    pub listen: SocketAddr,
+    pub model_name: Option<String>,
+    pub id: String,
+    pub threads: usize,
+    pub isa: Option<Isa>,
+    /// Absent: what the model was made for, as far as the KV budget holds it.
+    pub context: Option<u32>,
+    pub kv_budget: ByteSize,
+    pub max_sequences: usize,
+    pub step_rows: usize,
+    pub queue: usize,
+    pub prefill_chunk: usize,
+    pub connect_timeout: Period,
+    pub load_stall_timeout: Period,
+    pub layer_timeout: Period,
+    pub drain_timeout: Period,
+    pub log: LogFilter,
+    pub log_format: LogFormat,
+}
+
+impl ServeSettings {
+    /// Checks the settings and parses them into the run-time configuration.
+    ///
+    /// # Errors
+    /// A required key is missing or a value cannot be used.
+    pub fn validate(self) -> Result<ServeConfig, ConfigError> {
+        let all = self.or(Self::defaults());
+        let missing = ConfigError::missing;
+        let workers = all.workers.ok_or_else(|| missing("workers"))?;
+        if workers.is_empty() {
+            return Err(missing("workers"));
+        }
+        for (index, worker) in workers.iter().enumerate() {
+            if workers[..index].contains(worker) {
+                return Err(ConfigError::invalid(
+                    "workers",
+                    format!("{worker} stands in the list twice"),
+                ));
+            }
+        }
+        if all.max_sequences > all.step_rows {
+            return Err(ConfigError::invalid(
+                "max-sequences",
+                "is above step-rows, so some would never get a row",
+            ));
+        }
+        let id = all.id.ok_or_else(|| missing("id"))?;
+        check_name("id", &id)?;
+        for (key, period) in [
+            ("connect-timeout", all.connect_timeout),
+            ("load-stall-timeout", all.load_stall_timeout),
+            ("layer-timeout", all.layer_timeout),
+        ] {
+            if period.is_some_and(|period| period.0.is_zero()) {
+                return Err(ConfigError::invalid(key, "0 leaves no time to answer"));
+            }
+        }
+        Ok(ServeConfig {
+            container: all.container.ok_or_else(|| missing("container"))?,
+            workers,
+            listen: all.listen.ok_or_else(|| missing("listen"))?,
+            model_name: all.model_name,
+            id,
+            threads: threads_or_all(all.threads),
+            isa: all.isa.map(|isa| isa.0),
+            context: all.context.map(NonZeroU32::get),
+            kv_budget: all.kv_budget.ok_or_else(|| missing("kv-budget"))?,
+            max_sequences: all.max_sequences.ok_or_else(|| missing("max-sequences"))?.get(),
+            step_rows: all.step_rows.ok_or_else(|| missing("step-rows"))?.get(),
+            queue: all.queue.ok_or_else(|| missing("queue"))?.get(),
+            prefill_chunk: all.prefill_chunk.ok_or_else(|| missing("prefill-chunk"))?.get(),
+            connect_timeout: all.connect_timeout.ok_or_else(|| missing("connect-timeout"))?,
+            load_stall_timeout: all
+                .load_stall_timeout
+                .ok_or_else(|| missing("load-stall-timeout"))?,
+            layer_timeout: all.layer_timeout.ok_or_else(|| missing("layer-timeout"))?,
+            drain_timeout: all.drain_timeout.ok_or_else(|| missing("drain-timeout"))?,
+            log: all.log.ok_or_else(|| missing("log"))?,
+            log_format: all.log_format.ok_or_else(|| missing("log-format"))?,
+        })
+    }
+}

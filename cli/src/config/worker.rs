@@ -1,0 +1,129 @@
+//! Settings of `shimmer worker`.
+
+use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
+
+use shimmer_kernels::Isa;
+
+use super::{ByteSize, ConfigError, IsaName, Period, Settings, settings};
+use crate::logging::{LogFilter, LogFormat};
+
+settings! {
+    /// Keys of a worker's config file, its variables and its flags.
+    pub struct WorkerSettings {
+        /// Container directory, as made by `shimmer convert`
+        #[arg(long, env = "SHIMMER_CONTAINER", value_name = "DIR")]
+        container: PathBuf, because "required; the worker reads its experts from here";
+
+        /// Address to listen on; IPv6 literals in brackets, port 0 takes a free one
+        #[arg(long, env = "SHIMMER_LISTEN", value_name = "ADDRESS")]
+        listen: SocketAddr = "[::]:50052".parse().expect("a literal address"),
+            because "every IPv6 and IPv4 address of the host, so that pods of either kind can be reached";
+
+        /// Name of this worker in placement, logs and answers
+        #[arg(long, env = "SHIMMER_ID", value_name = "NAME")]
+        id: String, because "without it the name is made from the host name and the port";
+
+        /// Relative capacity: a worker of weight 3 owns about three times the experts of one of weight 1
+        #[arg(long, env = "SHIMMER_WEIGHT", value_name = "NUMBER")]
+        weight: f64 = 1.0, because "1 is an ordinary worker; only ratios between workers matter";
+
+        /// RAM for expert weights, for example 8GiB
+        #[arg(long, env = "SHIMMER_RAM_BUDGET", value_name = "SIZE")]
+        ram_budget: ByteSize, because "without it what the host has left, within cgroup limits";
+
+        /// CPU threads for arithmetic
+        #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT")]
+        threads: NonZeroUsize, because "without it one per CPU that this process may use";
+
+        /// Instruction set of the kernels: scalar, avx2 or avx512; the bytes are the same
+        #[arg(long, env = "SHIMMER_ISA", value_name = "ISA")]
+        isa: IsaName, because "without it the best one of this CPU";
+
+        /// Time that running work gets after SIGTERM
+        #[arg(long, env = "SHIMMER_DRAIN_TIMEOUT", value_name = "TIME")]
+        drain_timeout: Period = Period::seconds(10), because "a step takes milliseconds; Kubernetes kills after 30s";
+
+        /// What to log to standard error, in the syntax of tracing's filters
+        #[arg(long, env = "SHIMMER_LOG", value_name = "FILTER")]
+        log: LogFilter = LogFilter::default(), because "events of the role's life, nothing per request";
+
+        /// Form of log lines
+        #[arg(long, env = "SHIMMER_LOG_FORMAT", value_name = "FORMAT")]
+        log_format: LogFormat = LogFormat::Text, because "for people; json is for collectors";
+    }
+}
+
+/// What a worker runs with.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    pub container: PathBuf,
+    pub listen: SocketAddr,
+    /// Absent: made from the host name and the port.
+    pub id: Option<String>,
+    pub weight: f64,
+    /// Absent: what the host has left.
+    pub ram_budget: Option<ByteSize>,
+    pub threads: usize,
+    pub isa: Option<Isa>,
+    pub drain_timeout: Period,
+    pub log: LogFilter,
+    pub log_format: LogFormat,
+}
+
+impl WorkerSettings {
+    /// Checks the settings and parses them into the run-time configuration.
+    ///
+    /// # Errors
+    /// A required key is missing or a value cannot be used.
+    pub fn validate(self) -> Result<WorkerConfig, ConfigError> {
+        let all = self.or(Self::defaults());
+        let weight = all.weight.ok_or_else(|| ConfigError::missing("weight"))?;
+        check_weight("weight", weight)?;
+        if let Some(id) = &all.id {
+            check_name("id", id)?;
+        }
+        if all.ram_budget.is_some_and(|budget| budget.0 == 0) {
+            return Err(ConfigError::invalid("ram-budget", "0 bytes hold no expert"));
+        }
+        Ok(WorkerConfig {
+            container: all.container.ok_or_else(|| ConfigError::missing("container"))?,
+            listen: all.listen.ok_or_else(|| ConfigError::missing("listen"))?,
+            id: all.id,
+            weight,
+            ram_budget: all.ram_budget,
+            threads: threads_or_all(all.threads),
+            isa: all.isa.map(|isa| isa.0),
+            drain_timeout: all
+                .drain_timeout
+                .ok_or_else(|| ConfigError::missing("drain-timeout"))?,
+            log: all.log.ok_or_else(|| ConfigError::missing("log"))?,
+            log_format: all.log_format.ok_or_else(|| ConfigError::missing("log-format"))?,
+        })
+    }
+}
+
+/// The given number, or one thread per CPU that this process may use.
+pub(super) fn threads_or_all(threads: Option<NonZeroUsize>) -> usize {
+    threads.or_else(|| std::thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get)
+}
+
+/// Refuses weights that placement cannot use.
+pub(super) fn check_weight(key: &str, weight: f64) -> Result<(), ConfigError> {
+    if weight.is_finite() && (1e-3..=1e6).contains(&weight) {
+        return Ok(());
+    }
+    Err(ConfigError::invalid(key, format!("{weight} is not a capacity in [0.001, 1000000]")))
+}
+
+/// Refuses names that would break logs and metrics.
+pub(super) fn check_name(key: &str, name: &str) -> Result<(), ConfigError> {
+    let usable =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b':');
+    if !name.is_empty() && name.len() <= 64 && name.bytes().all(usable) {
+        return Ok(());
+    }
+    Err(ConfigError::invalid(
+        key,
+        format!("{name:?} is not a name of 1 to 64 letters, digits or . - _ :"),
+    ))
+}

@@ -1,0 +1,205 @@
+//! The in-process transport: work is computed where it is sent, on the threads of whoever sends it.
+
+use std::{collections::VecDeque, sync::Arc, time::Instant};
+
+use shimmer_coordinator::{
+    api::ClusterStatus,
+    dispatch::{ExpertTransport, PartLimits, Reply, TransportError, WorkerInfo},
+    placement::{Candidate, PlacedLayer, Placement, PlacementError},
+};
+use shimmer_kernels::Kernels;
+use shimmer_model::Container;
+use shimmer_proto::{
+    checksum,
+    expert::v1::{Assign, CoordinatorHello, ExpertWork, LayerExperts, WorkerError},
+    limits::{self, MAX_PART_ROWS, PART_BYTES},
+    v1::WorkerStatus,
+};
+use shimmer_worker::{ExpertCore, ExpertSession, WorkerConfig, store::LoadProgress};
+
+use crate::commands::BUILD;
+
+/// One coordinator and one placement for the life of the process.
+const EPOCH: u64 = 1;
+const GENERATION: u64 = 1;
+
+/// Why in-process workers could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    #[error(transparent)]
+    Worker(#[from] shimmer_worker::Error),
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    #[error("{}", .0.detail)]
+    Refused(Box<WorkerError>),
+    #[error("cannot read the manifest's self-test")]
+    Manifest(#[from] shimmer_model::Error),
+    #[error(
+        "worker {worker} computes expert {expert} of layer {layer} differently from the machine that made the container"
+    )]
+    SelfTest { worker: String, layer: u32, expert: u32 },
+}
+
+impl From<WorkerError> for LocalError {
+    fn from(error: WorkerError) -> Self {
+        Self::Refused(Box::new(error))
+    }
+}
+
+/// Workers of this process. They take the same messages and compute by the same function as those behind sockets.
+#[derive(Debug)]
+pub struct LocalTransport {
+    workers: Vec<WorkerInfo>,
+    sessions: Vec<ExpertSession>,
+    placement: Placement,
+    status: ClusterStatus,
+    replies: VecDeque<Reply>,
+}
+
+/// Nobody watches the load.
+struct Unwatched;
+
+impl LoadProgress for Unwatched {
+    fn loaded(&self, _bytes: u64) {}
+}
+
+impl LocalTransport {
+    /// Starts one worker per weight; they share `threads` threads.
+    ///
+    /// # Errors
+    /// The experts do not fit in memory, cannot be read, or are computed differently from the manifest.
+    pub fn start(
+        container: &Arc<Container>,
+        kernels: Kernels,
+        weights: &[f64],
+        threads: usize,
+    ) -> Result<Self, LocalError> {
+        let mut pool = None;
+        let mut sessions = Vec::with_capacity(weights.len());
+        for (index, &weight) in weights.iter().enumerate() {
+            let config = WorkerConfig {
+                id: format!("worker-{index}"),
+                weight,
+                ram_budget_bytes: None,
+                threads,
+                pool: pool.clone(),
+                build: BUILD.to_owned(),
+            };
+            let core = ExpertCore::new(Arc::clone(container), kernels, config)?;
+            pool = Some(Arc::clone(core.pool()));
+            sessions.push(core.session());
+        }
+        let placement = place(container, &sessions, weights)?;
+        let mut statuses = Vec::with_capacity(sessions.len());
+        for (index, session) in sessions.iter_mut().enumerate() {
+            statuses.push(start_session(container, session, &placement, index)?);
+        }
+        Ok(Self {
+            workers: statuses
+                .iter()
+                .map(|status| WorkerInfo { id: status.worker_id.clone() })
+                .collect(),
+            sessions,
+            placement,
+            status: ClusterStatus { workers: statuses, complete: true },
+            replies: VecDeque::new(),
+        })
+    }
+
+    /// What `GetModel` says about the workers; it does not change.
+    pub fn status(&self) -> ClusterStatus {
+        self.status.clone()
+    }
+}
+
+fn place(
+    container: &Container,
+    sessions: &[ExpertSession],
+    weights: &[f64],
+) -> Result<Placement, LocalError> {
+    let candidates: Vec<Candidate> = sessions
+        .iter()
+        .zip(weights)
+        .map(|(session, &weight)| Candidate {
+            id: session.core().id().to_owned(),
+            weight,
+            absent_layers: container.absent_layers(),
+        })
+        .collect();
+    let layers: Vec<PlacedLayer> = container
+        .config()
+        .moe_layers()
+        .map(|(layer, experts)| PlacedLayer { layer, experts })
+        .collect();
+    Ok(Placement::compute(&layers, &candidates)?)
+}
+
+/// The same handshake as over a socket: hello, assignment, self-test.
+fn start_session(
+    container: &Container,
+    session: &mut ExpertSession,
+    placement: &Placement,
+    index: usize,
+) -> Result<WorkerStatus, LocalError> {
+    let core = Arc::clone(session.core());
+    session.greet(&CoordinatorHello {
+        identity: Some(core.identity()),
+        limits: Some(limits::announced()),
+        coordinator_id: "in-process".to_owned(),
+    })?;
+    let owned = placement.owned_by(index);
+    let layers = owned
+        .iter()
+        .map(|(layer, experts)| LayerExperts { layer: *layer, experts: experts.clone() });
+    let assign = Assign { epoch: EPOCH, generation: GENERATION, layers: layers.collect() };
+    let ready = session.assign(&assign, &Unwatched)?;
+    if let Some((layer, expert)) =
+        owned.first().and_then(|(layer, experts)| Some((*layer, *experts.first()?)))
+    {
+        let found = session.self_test(layer, expert)?;
+        if hex::encode(&found.digest) != container.expert_entry(layer, expert)?.self_test {
+            return Err(LocalError::SelfTest { worker: core.id().to_owned(), layer, expert });
+        }
+    }
+    Ok(WorkerStatus {
+        worker_id: core.id().to_owned(),
+        endpoint: "in-process".to_owned(),
+        state: "serving".to_owned(),
+        experts: ready.experts,
+        bytes: ready.bytes,
+        detail: String::new(),
+    })
+}
+
+impl ExpertTransport for LocalTransport {
+    fn workers(&self) -> &[WorkerInfo] {
+        &self.workers
+    }
+
+    fn owner(&self, layer: u32, expert: u32) -> Option<usize> {
+        self.placement.owner(layer, expert)
+    }
+
+    fn fence_base(&self) -> (u64, u64) {
+        (EPOCH, GENERATION)
+    }
+
+    fn limits(&self, _worker: usize) -> PartLimits {
+        PartLimits { max_rows: MAX_PART_ROWS as usize, max_bytes: PART_BYTES }
+    }
+
+    fn send(&mut self, worker: usize, mut work: ExpertWork) -> Result<(), TransportError> {
+        checksum::seal_work(&mut work);
+        let session = self.sessions.get_mut(worker).ok_or(TransportError::Closed)?;
+        let outcome = session.work(&work);
+        self.replies.push_back(Reply { worker, outcome });
+        Ok(())
+    }
+
+    fn receive(&mut self, _deadline: Instant) -> Result<Reply, TransportError> {
+        self.replies.pop_front().ok_or(TransportError::Timeout)
+    }
+
+    /// Nothing is ever outstanding here.
+    fn give_up(&mut self, _worker: usize, _reason: &str) {}
+}
