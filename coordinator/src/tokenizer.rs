@@ -63,8 +63,6 @@ pub struct Tokenizer {
     piece_data: Vec<u8>,
     special_ids: HashSet<u32>,
     decoder: Decoder,
-    /// Start and end token that the config asks for in place of the post-processor.
-    surround: Option<(Option<u32>, Option<u32>)>,
     config: TokenizerConfig,
 }
 
@@ -101,20 +99,11 @@ impl Tokenizer {
     /// # Errors
     /// When the tokenizer's model cannot express the text.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, TextError> {
-        let from_file = options.add_special && self.surround.is_none();
-        let mut ids = if options.parse_special {
-            let encoding = guarded(|| self.inner.encode_fast(text, from_file))?;
-            encoding.get_ids().to_vec()
-        } else {
-            self.encode_with(text, &Recognition::None, from_file)?
-        };
-        if let (true, Some((start, end))) = (options.add_special, self.surround) {
-            if let Some(start) = start {
-                ids.insert(0, start);
-            }
-            ids.extend(end);
+        if !options.parse_special {
+            return self.encode_with(text, &Recognition::None, options.add_special);
         }
-        Ok(ids)
+        let encoding = guarded(|| self.inner.encode_fast(text, options.add_special))?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// Encodes a text in which only the control markers that start at `starts` (ascending byte offsets) are tokens.
@@ -176,6 +165,10 @@ impl Tokenizer {
 
     pub(crate) fn control_occurrences(&self, text: &str) -> Vec<Range<usize>> {
         self.control_trie.occurrences(text).into_iter().map(|(_, range)| range).collect()
+    }
+
+    pub(crate) fn has_control_marker(&self, text: &str) -> bool {
+        (0..text.len()).any(|at| self.control_trie.longest_at(text.as_bytes(), at).is_some())
     }
 
     /// Contents of all control markers.
@@ -316,7 +309,10 @@ impl LeadingState {
                     return;
                 }
                 match tokenizer.inner.get_model().id_to_token(id) {
-                    Some(token) if !tokenizer.added.iter().any(|added| added.id == id) => {
+                    Some(token)
+                        if token.contains(tokenizer.decoder.metaspace)
+                            && !tokenizer.added.iter().any(|added| added.id == id) =>
+                    {
                         out.extend(token.replace(tokenizer.decoder.metaspace, "").into_bytes());
                     }
                     _ => out.extend_from_slice(bytes),

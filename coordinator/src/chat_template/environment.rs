@@ -1,11 +1,10 @@
 //! The renderer, set up as transformers sets up its Jinja environment.
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::ValueKind;
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 
-use super::python::float_repr;
-use super::{json, methods, strftime};
+use super::{json, methods, python, strftime};
 
 /// Variable that carries the time to `strftime_now`. Not a name that a template can spell.
 pub(super) const CLOCK: &str = "unix seconds";
@@ -25,32 +24,68 @@ pub(super) fn build() -> Environment<'static> {
     environment.set_unknown_method_callback(methods::call);
     environment.add_filter("tojson", json::tojson);
     environment.add_filter("trim", trim);
+    environment.add_filter("string", string);
+    environment.add_filter("join", join);
+    environment.add_test("iterable", is_iterable);
+    environment.add_test("sequence", is_sequence);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment
 }
 
-/// Prints a value as Python's `str` does; only floats differ from the renderer's own way.
+/// Prints a value as Python's `str` does.
 fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    if value.kind() == ValueKind::Number
-        && !value.is_integer()
-        && let Ok(number) = f64::try_from(value.clone())
-    {
-        let text = match number {
-            number if number.is_nan() => "nan".to_owned(),
-            number if number.is_infinite() => if number > 0.0 { "inf" } else { "-inf" }.to_owned(),
-            number => float_repr(number),
-        };
-        return out
-            .write_str(&text)
-            .map_err(|_| Error::new(ErrorKind::WriteFailure, "the output is closed"));
+    match value.kind() {
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map => {
+            let text = python::text(value);
+            state.consume_fuel(u64::try_from(text.len() / 16).unwrap_or(u64::MAX))?;
+            out.write_str(&text)
+                .map_err(|_| Error::new(ErrorKind::WriteFailure, "the output is closed"))
+        }
+        _ => minijinja::escape_formatter(out, state, value),
     }
-    minijinja::escape_formatter(out, state, value)
+}
+
+fn string(value: &Value) -> Value {
+    if value.kind() == ValueKind::String { value.clone() } else { Value::from(python::text(value)) }
+}
+
+/// `join(value, d="", attribute=None)`.
+fn join(state: &State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let [separator, attribute] = python::arguments(&args.into_values(), ["d", "attribute"])?;
+    let separator = separator.map_or_else(String::new, |separator| python::text(&separator));
+    let mut joined = String::new();
+    for (index, item) in value.try_iter()?.enumerate() {
+        let text = match &attribute {
+            Some(attribute) => python::text(&item.get_item(attribute)?),
+            None => python::text(&item),
+        };
+        state
+            .consume_fuel(u64::try_from((text.len() + separator.len()) / 64).unwrap_or(u64::MAX))?;
+        if index > 0 {
+            joined.push_str(&separator);
+        }
+        joined.push_str(&text);
+    }
+    Ok(joined)
 }
 
 fn trim(value: &Value, chars: Option<&str>) -> String {
-    let text = value.to_string();
+    let text = python::text(value);
     methods::strip(&text, chars, true, true).to_owned()
+}
+
+/// What Python can iterate over. The renderer takes `none` for an empty list; a template that asks expects no.
+fn is_iterable(value: &Value) -> bool {
+    is_sequence(value) || value.kind() == ValueKind::Iterable
+}
+
+/// What has a length and can be indexed.
+fn is_sequence(value: &Value) -> bool {
+    matches!(
+        value.kind(),
+        ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined
+    )
 }
 
 fn raise_exception(message: &Value) -> Result<Value, Error> {

@@ -1,10 +1,10 @@
 //! The `tojson` filter with the signature that transformers gives it: Python's `json.dumps`, without the HTML escapes
 //! of Jinja's own filter.
 
-use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::python::float_repr;
+use super::python::{arguments, float_repr};
 
 /// Nesting beyond this is refused; Python gives up at about a thousand.
 const DEPTH_LIMIT: usize = 256;
@@ -23,28 +23,10 @@ struct Layout {
 pub(super) fn tojson(
     state: &State<'_, '_>,
     value: &Value,
-    args: Rest<Value>,
+    args: Rest<ValueOrKwargs>,
 ) -> Result<Value, Error> {
-    type Positional = Option<Value>;
-    let (ensure_ascii, indent, separators, sort_keys, kwargs): (
-        Positional,
-        Positional,
-        Positional,
-        Positional,
-        Kwargs,
-    ) = from_args(&args)?;
-    let named = |positional: Option<Value>, name: &str| -> Result<Option<Value>, Error> {
-        let value = match positional {
-            Some(value) => Some(value),
-            None => kwargs.get::<Option<Value>>(name)?,
-        };
-        Ok(value.filter(|value| !value.is_none() && !value.is_undefined()))
-    };
-    let ensure_ascii = named(ensure_ascii, "ensure_ascii")?;
-    let indent = named(indent, "indent")?;
-    let separators = named(separators, "separators")?;
-    let sort_keys = named(sort_keys, "sort_keys")?;
-    kwargs.assert_all_used()?;
+    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+    let [ensure_ascii, indent, separators, sort_keys] = arguments(&args.into_values(), names)?;
 
     let indent = indent.map(|indent| indent_of(&indent)).transpose()?;
     let mut layout = Layout {

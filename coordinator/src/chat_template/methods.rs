@@ -3,11 +3,11 @@
 //! Where the renderer's library has a method that behaves like Python's, it is used; here are those that it lacks, and
 //! those that treat white space or line ends differently.
 
-use minijinja::value::{Kwargs, ValueKind, from_args};
+use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
-use super::python::{is_space, split, split_lines};
+use super::python::{arguments, is_space, split, split_lines};
 
 pub(super) fn call(
     state: &mut State<'_, '_>,
@@ -39,30 +39,17 @@ fn string(
             Value::from(strip(text, chars, method != "rstrip", method != "lstrip"))
         }
         "split" | "rsplit" => {
-            let (separator, limit, kwargs): (Option<&str>, Option<i64>, Kwargs) = from_args(args)?;
-            let separator = match separator {
-                Some(separator) => Some(separator),
-                None => kwargs.get::<Option<&str>>("sep")?,
-            };
-            let limit = match limit {
-                Some(limit) => Some(limit),
-                None => kwargs.get::<Option<i64>>("maxsplit")?,
-            };
-            kwargs.assert_all_used()?;
+            let [separator, limit] = arguments(args, ["sep", "maxsplit"])?;
+            let separator = separator.as_ref().map(text_of).transpose()?;
             if separator == Some("") {
                 return Err(Error::new(ErrorKind::InvalidOperation, "empty separator"));
             }
-            let limit = limit.and_then(|limit| usize::try_from(limit).ok());
+            let limit = limit.and_then(|limit| limit.as_usize());
             list(split(text, separator, limit, method == "rsplit"))
         }
         "splitlines" => {
-            let (keep, kwargs): (Option<bool>, Kwargs) = from_args(args)?;
-            let keep = match keep {
-                Some(keep) => keep,
-                None => kwargs.get::<Option<bool>>("keepends")?.unwrap_or(false),
-            };
-            kwargs.assert_all_used()?;
-            list(split_lines(text, keep))
+            let [keep] = arguments(args, ["keepends"])?;
+            list(split_lines(text, keep.is_some_and(|keep| keep.is_true())))
         }
         "isspace" => {
             let () = from_args(args)?;
@@ -134,6 +121,12 @@ fn sequence(value: &Value, method: &str, args: &[Value]) -> Result<Option<Value>
         }
         _ => Ok(None),
     }
+}
+
+fn text_of(value: &Value) -> Result<&str, Error> {
+    value
+        .as_str()
+        .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "the argument must be a string"))
 }
 
 fn list(parts: Vec<&str>) -> Value {

@@ -1,5 +1,32 @@
 //! Small pieces of Python's behaviour that templates rely on.
 
+use minijinja::value::{Kwargs, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, Value};
+
+/// Containers nested deeper than this are shown as the renderer shows them.
+const REPR_DEPTH: usize = 64;
+
+/// Sorts a call's arguments, by place or by name, into a function's parameters. `None` and absent are the same.
+pub(super) fn arguments<const N: usize>(
+    args: &[Value],
+    names: [&str; N],
+) -> Result<[Option<Value>; N], Error> {
+    let (places, named): (&[Value], Kwargs) = from_args(args)?;
+    if places.len() > N {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let mut found = [const { None }; N];
+    for (index, name) in names.into_iter().enumerate() {
+        let value = match places.get(index) {
+            Some(value) => Some(value.clone()),
+            None => named.get::<Option<Value>>(name)?,
+        };
+        found[index] = value.filter(|value| !value.is_none() && !value.is_undefined());
+    }
+    named.assert_all_used()?;
+    Ok(found)
+}
+
 /// Whether `str.isspace` holds: Unicode white space and the four separators of ASCII.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
@@ -74,6 +101,44 @@ pub(super) fn split<'a>(
     }
     parts.reverse();
     parts
+}
+
+/// `str` of a value: `repr` but for strings, which stand for themselves.
+pub(super) fn text(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map => repr(value, 0),
+        _ => value.to_string(),
+    }
+}
+
+/// `repr` of a value; beyond a depth that no prompt needs, of as much as the renderer shows itself.
+fn repr(value: &Value, depth: usize) -> String {
+    let shown = |items: Vec<String>| items.join(", ");
+    let each = |value: &Value, show: &dyn Fn(&Value) -> String| match value.try_iter() {
+        Ok(items) => items.map(|item| show(&item)).collect(),
+        Err(_) => Vec::new(),
+    };
+    match value.kind() {
+        ValueKind::Number if !value.is_integer() => match f64::try_from(value.clone()) {
+            Ok(number) if number.is_nan() => "nan".to_owned(),
+            Ok(number) if number.is_infinite() => {
+                if number > 0.0 { "inf" } else { "-inf" }.to_owned()
+            }
+            Ok(number) => float_repr(number),
+            Err(_) => value.to_string(),
+        },
+        ValueKind::Seq if depth < REPR_DEPTH && !value.is_tuple() => {
+            format!("[{}]", shown(each(value, &|item| repr(item, depth + 1))))
+        }
+        ValueKind::Map if depth < REPR_DEPTH => {
+            let pair = |key: &Value| {
+                let entry = value.get_item(key).unwrap_or_default();
+                format!("{}: {}", repr(key, depth + 1), repr(&entry, depth + 1))
+            };
+            format!("{{{}}}", shown(each(value, &pair)))
+        }
+        _ => format!("{value:?}"),
+    }
 }
 
 /// `repr` of a finite float: the shortest digits, an exponent from 1e16 upwards and below 1e-4.

@@ -8,6 +8,18 @@ use super::{ChatMessage, RenderOptions};
 /// Fields that give a message's reasoning; the first is the one that templates read.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
+/// What a string of the request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Something that somebody says: a template may put it right beside its own text.
+    Text,
+    /// A name, a key, a schema: templates compare it, and quote it where they print it.
+    Data,
+}
+
+/// Replaces a string of the request.
+pub(super) type Replace<'a> = &'a mut dyn FnMut(&str, Part) -> String;
+
 /// Everything that comes from the request.
 #[derive(Debug, Clone)]
 pub(super) struct Inputs {
@@ -34,31 +46,25 @@ impl Inputs {
     }
 
     /// The same inputs with every string replaced, keys of objects included.
-    pub(super) fn map_strings(&self, replace: &mut dyn FnMut(&str) -> String) -> Self {
-        let all = |values: &[Value], replace: &mut dyn FnMut(&str) -> String| {
-            values.iter().map(|value| map_value(value, replace)).collect::<Vec<_>>()
+    pub(super) fn map_strings(&self, replace: Replace<'_>) -> Self {
+        let tools = |tools: &Vec<Value>| {
+            tools.iter().map(|tool| map_value(tool, Part::Data, replace)).collect()
         };
-        let variables = self
-            .variables
-            .iter()
-            .map(|(name, value)| (name.clone(), map_value(value, replace)))
-            .collect();
-        Self {
-            messages: self.messages.iter().map(|message| map_message(message, replace)).collect(),
-            tools: self.tools.as_ref().map(|tools| all(tools, replace)),
-            variables,
-            ..*self
-        }
+        let tools = self.tools.as_ref().map(tools);
+        let messages = self.messages.iter().map(|message| map_message(message, replace)).collect();
+        let variable = |(name, value): (&String, &Value)| {
+            (name.clone(), map_value(value, Part::Data, replace))
+        };
+        Self { messages, tools, variables: self.variables.iter().map(variable).collect(), ..*self }
     }
 
     /// Whether any string satisfies `test`.
-    pub(super) fn any_string(&self, test: &mut dyn FnMut(&str) -> bool) -> bool {
+    pub(super) fn any_string(&self, test: &mut dyn FnMut(&str, Part) -> bool) -> bool {
         let mut found = false;
-        let mut look = |text: &str| {
-            found = found || test(text);
+        drop(self.map_strings(&mut |text, part| {
+            found = found || test(text, part);
             String::new()
-        };
-        drop(self.map_strings(&mut look));
+        }));
         found
     }
 
@@ -97,25 +103,30 @@ fn fields(message: &ChatMessage) -> Value {
     Value::Object(object)
 }
 
-/// The names of a message's own fields are the API's and not the client's text.
-fn map_message(message: &Value, replace: &mut dyn FnMut(&str) -> String) -> Value {
-    match message {
-        Value::Object(fields) => Value::Object(
-            fields.iter().map(|(name, value)| (name.clone(), map_value(value, replace))).collect(),
-        ),
-        other => map_value(other, replace),
-    }
+/// The names of a message's own fields are the API's and not the client's.
+fn map_message(message: &Value, replace: Replace<'_>) -> Value {
+    let Value::Object(fields) = message else { return map_value(message, Part::Data, replace) };
+    let field = |(name, value): (&String, &Value)| {
+        let says = name == "content" || REASONING.contains(&name.as_str());
+        (name.clone(), map_value(value, if says { Part::Text } else { Part::Data }, replace))
+    };
+    Value::Object(fields.iter().map(field).collect())
 }
 
-fn map_value(value: &Value, replace: &mut dyn FnMut(&str) -> String) -> Value {
+fn map_value(value: &Value, part: Part, replace: Replace<'_>) -> Value {
     match value {
-        Value::String(text) => Value::String(replace(text)),
+        Value::String(text) => Value::String(replace(text, part)),
         Value::Array(items) => {
-            Value::Array(items.iter().map(|item| map_value(item, replace)).collect())
+            Value::Array(items.iter().map(|item| map_value(item, part, replace)).collect())
         }
-        Value::Object(fields) => Value::Object(
-            fields.iter().map(|(key, value)| (replace(key), map_value(value, replace))).collect(),
-        ),
+        Value::Object(fields) => {
+            let field = |(key, value): (&String, &Value)| {
+                // Of a content part, only the text is what somebody says; its type is data.
+                let inner = if key == "text" { part } else { Part::Data };
+                (replace(key, Part::Data), map_value(value, inner, replace))
+            };
+            Value::Object(fields.iter().map(field).collect())
+        }
         other => other.clone(),
     }
 }

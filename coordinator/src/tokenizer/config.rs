@@ -1,4 +1,7 @@
 //! The part of `tokenizer_config.json` that changes ids or prompts.
+//!
+//! `add_bos_token` and `add_eos_token` are not part of it: the post-processor of `tokenizer.json` decides, as in
+//! transformers.
 
 use serde_json::{Map, Value};
 
@@ -21,8 +24,6 @@ pub(crate) struct TokenizerConfig {
     pub(crate) added: Vec<(u32, Map<String, Value>)>,
     /// `extra_special_tokens` or `additional_special_tokens`.
     pub(crate) extra_special: Vec<String>,
-    pub(crate) add_bos: Option<bool>,
-    pub(crate) add_eos: Option<bool>,
     /// `chat_template` as it stands: a string or a list of named templates.
     pub(crate) chat_template: Option<Value>,
 }
@@ -72,8 +73,6 @@ impl TokenizerConfig {
                 }
             }
         }
-        config.add_bos = flag(&object, "add_bos_token")?;
-        config.add_eos = flag(&object, "add_eos_token")?;
         config.chat_template =
             object.remove("chat_template").filter(|template| !template.is_null());
         Ok(config)
@@ -81,14 +80,6 @@ impl TokenizerConfig {
 
     pub(crate) fn special_token(&self, name: &str) -> Option<&str> {
         self.special.iter().find(|(known, _)| *known == name).map(|(_, text)| text.as_str())
-    }
-}
-
-fn flag(object: &Map<String, Value>, name: &'static str) -> Result<Option<bool>, TextError> {
-    match object.get(name) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Bool(flag)) => Ok(Some(*flag)),
-        Some(_) => Err(TextError::file(CONFIG_FILE, name, "expected true or false")),
     }
 }
 

@@ -78,7 +78,6 @@ fn assemble(mut file: Map<String, Value>, config: TokenizerConfig) -> Result<Tok
     let control_trie = Trie::new(control.map(|(index, token)| (index, token.content.as_str())));
 
     let (piece_starts, piece_data) = piece_table(&vocabulary, &added, &decoder);
-    let surround = surround(&inner, &config)?;
     Ok(Tokenizer {
         control_ids: added
             .iter()
@@ -94,7 +93,6 @@ fn assemble(mut file: Map<String, Value>, config: TokenizerConfig) -> Result<Tok
         piece_starts,
         piece_data,
         decoder,
-        surround,
         config,
     })
 }
@@ -257,28 +255,4 @@ fn piece_table(
     }
     starts.push(data.len());
     (starts, data)
-}
-
-/// What the config puts in place of the post-processor: transformers builds a new one as soon as the config says
-/// anything about start and end tokens.
-fn surround(
-    inner: &tokenizers::Tokenizer,
-    config: &TokenizerConfig,
-) -> Result<Option<(Option<u32>, Option<u32>)>, TextError> {
-    if config.add_bos.is_none() && config.add_eos.is_none() {
-        return Ok(None);
-    }
-    let id = |wanted: Option<bool>, name: &'static str| match config.special_token(name) {
-        Some(token) if wanted == Some(true) => {
-            inner.token_to_id(token).map(Some).ok_or_else(|| {
-                TextError::file(
-                    super::CONFIG_FILE,
-                    name,
-                    format!("{token:?} is not in the vocabulary"),
-                )
-            })
-        }
-        _ => Ok(None),
-    };
-    Ok(Some((id(config.add_bos, "bos_token")?, id(config.add_eos, "eos_token")?)))
 }
