@@ -221,3 +221,6 @@ fn model_info(container: &Container, context_length: u32) -> ModelInfo {
         end_token_ids: model.eos_token_ids.clone(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,3 +20,6 @@ pub mod stop;
 pub mod tokenizer;
 pub mod transport;
 pub mod trunk;
+
+#[cfg(test)]
+mod test_support;

@@ -225,10 +225,7 @@ impl Exchange {
         let gone: &[u32] = match error.code() {
             ErrorCode::Overflow if !error.rows.is_empty() => &error.rows,
             ErrorCode::Checksum if again => &[],
-            _ => {
-                let detail = format!("worker {}: {}", transport.workers()[worker].id, error.detail);
-                return self.fail_part(transport, part, &detail, faults);
-            }
+            _ => return self.fail_part(transport, part, &error.detail, faults),
         };
         self.overflow(part, round.layer, gone, &error.detail, faults);
         let before = self.plan.rows(part).len();
@@ -345,6 +342,3 @@ fn add_sums(sums: &mut [i64], rows: &[u32], hidden: usize, bytes: &[u8]) {
         add(&mut sums[row as usize * hidden..][..hidden], bytes);
     }
 }
-
-#[cfg(test)]
-mod tests;

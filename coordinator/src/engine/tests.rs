@@ -1,0 +1,3 @@
+mod bytes;
+mod faults;
+mod requests;

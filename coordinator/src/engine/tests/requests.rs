@@ -1,0 +1,154 @@
+//! What a client gets: text, ends, limits, cancelling.
+
+use shimmer_kernels::{Isa, WeightFormat};
+use shimmer_model::tiny::Preset;
+
+use crate::engine::{
+    EngineConfig, EngineHandle, Event, FinishReason, GenerationError, SubmitError,
+};
+use crate::sampler::Sampling;
+use crate::sequence::{Generation, OutputRules, StopRules};
+use crate::test_support::{Outcome, TestWorkers, collect, config, kernels, start, tiny_model};
+
+fn engine(config: EngineConfig) -> EngineHandle {
+    let tiny = tiny_model(Preset::Mixtral, WeightFormat::Q8G64, WeightFormat::Q8G64);
+    start(&tiny, TestWorkers::new(&tiny, kernels(Isa::Scalar).unwrap(), &[1.0]), config)
+}
+
+fn greedy(id: &str, prompt: &[u32], max_tokens: u32) -> Generation {
+    Generation {
+        id: id.to_owned(),
+        prompt: prompt.to_vec(),
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        stop: StopRules { max_tokens: Some(max_tokens), ignore_eos: true, ..StopRules::default() },
+        ..Generation::default()
+    }
+}
+
+fn run(handle: &EngineHandle, generation: Generation) -> Outcome {
+    collect(handle.submit(generation).unwrap())
+}
+
+fn reason(outcome: &Outcome) -> FinishReason {
+    outcome.finished.as_ref().unwrap_or_else(|| panic!("{outcome:?}")).reason
+}
+
+#[test]
+fn a_generation_ends_at_its_limit_or_at_the_context() {
+    let handle = engine(config(64, 64, 1));
+    let outcome = run(&handle, greedy("a", &[5, 6, 7], 10));
+    assert_eq!(
+        (reason(&outcome), outcome.tokens.len(), outcome.max_tokens),
+        (FinishReason::Length, 10, Some(10))
+    );
+    let usage = outcome.finished.unwrap().usage;
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens), (3, 10));
+
+    let small = engine(EngineConfig { context_length: Some(20), ..config(64, 64, 1) });
+    assert_eq!(small.model_info().context_length, 20);
+    let outcome = run(&small, greedy("a", &[5; 15], 4096));
+    assert_eq!(
+        (reason(&outcome), outcome.tokens.len(), outcome.max_tokens),
+        (FinishReason::Length, 5, Some(5))
+    );
+    assert_eq!(run(&small, greedy("b", &[5; 19], 4096)).tokens.len(), 1);
+    let refused = small.submit(greedy("c", &[5; 20], 1)).unwrap_err();
+    assert_eq!(
+        refused,
+        SubmitError::ContextExceeded { prompt: 20, context: 20, max_tokens: Some(1) }
+    );
+}
+
+#[test]
+fn stop_tokens_and_stop_strings_end_the_text_before_them() {
+    let handle = engine(config(64, 64, 1));
+    let free = run(&handle, greedy("free", &[5, 6, 7], 24));
+    let at = free
+        .tokens
+        .iter()
+        .enumerate()
+        .position(|(at, token)| at > 2 && !free.tokens[..at].contains(token))
+        .unwrap();
+    let mut stopped = greedy("token", &[5, 6, 7], 24);
+    stopped.stop.stop_token_ids = vec![free.tokens[at]];
+    let stopped = run(&handle, stopped);
+    assert_eq!((reason(&stopped), &stopped.tokens[..]), (FinishReason::Stop, &free.tokens[..=at]));
+    assert_eq!(stopped.finished.unwrap().matched_stop, None);
+
+    let chars: Vec<char> = free.text.chars().collect();
+    let stop: String = chars[chars.len() / 2..chars.len() / 2 + 2].iter().collect();
+    let mut matched = greedy("string", &[5, 6, 7], 24);
+    matched.stop.stop_strings = vec!["never seen".to_owned(), stop.clone()];
+    let matched = run(&handle, matched);
+    assert_eq!(matched.text, free.text[..free.text.find(&stop).unwrap()]);
+    assert_eq!(
+        (reason(&matched), matched.finished.unwrap().matched_stop),
+        (FinishReason::Stop, Some(stop))
+    );
+}
+
+#[test]
+fn log_probabilities_come_with_every_token() {
+    let handle = engine(config(64, 64, 1));
+    let output = OutputRules { logprobs: Some(3), ..OutputRules::default() };
+    let outcome = run(&handle, Generation { output, ..greedy("a", &[5, 6, 7], 5) });
+    assert_eq!(outcome.logprobs.len(), 5);
+    for (token, logprobs) in outcome.tokens.iter().zip(&outcome.logprobs) {
+        assert_eq!((logprobs.chosen.token_id, logprobs.top.len()), (*token, 3));
+        assert_eq!(logprobs.top[0], logprobs.chosen, "greedy takes the best");
+        assert!(logprobs.top.is_sorted_by(|a, b| a.logprob >= b.logprob));
+    }
+}
+
+#[test]
+fn cancelling_ends_a_running_or_queued_generation() {
+    let handle = engine(EngineConfig { max_running: 1, ..config(64, 64, 1) });
+    let mut running = handle.submit(greedy("running", &[5; 30], 900)).unwrap();
+    let queued = handle.submit(greedy("queued", &[5; 30], 900)).unwrap();
+    assert!(matches!(running.blocking_recv(), Some(Event::Started { .. })));
+    assert!(handle.cancel("queued"));
+    let queued = collect(queued);
+    assert_eq!((reason(&queued), queued.max_tokens), (FinishReason::Cancelled, None));
+    assert!(handle.cancel("running"));
+    let mut last = None;
+    while let Some(event) = running.blocking_recv() {
+        last = Some(event);
+    }
+    let Some(Event::Finished(finished)) = last else { panic!("{last:?}") };
+    assert_eq!(finished.reason, FinishReason::Cancelled);
+    assert!(finished.usage.completion_tokens < 900);
+    // The place and the pages are free again.
+    assert_eq!(run(&handle, greedy("next", &[5; 30], 3)).tokens.len(), 3);
+    assert!(!handle.cancel("next"));
+}
+
+#[test]
+fn a_client_that_goes_frees_its_place() {
+    let handle = engine(EngineConfig { max_running: 1, ..config(64, 64, 1) });
+    let mut stream = handle.submit(greedy("gone", &[5; 30], 900)).unwrap();
+    assert!(matches!(stream.blocking_recv(), Some(Event::Started { .. })));
+    drop(stream);
+    assert_eq!(run(&handle, greedy("next", &[5; 30], 3)).tokens.len(), 3);
+}
+
+#[test]
+fn a_client_that_does_not_read_is_dropped_and_told_why() {
+    let handle = engine(EngineConfig { max_unread_events: 5, ..config(64, 64, 1) });
+    let slow = handle.submit(greedy("slow", &[5; 3], 900)).unwrap();
+    let other = run(&handle, greedy("other", &[5; 3], 1));
+    assert_eq!(other.tokens.len(), 1);
+    while handle.cancel("no such id") || handle.submit(greedy("slow", &[5; 3], 1)).is_err() {
+        std::thread::yield_now();
+    }
+    let slow = collect(slow);
+    assert_eq!(slow.failed, Some(GenerationError::SlowConsumer { unread: 5 }));
+}
+
+#[test]
+fn shutdown_ends_everything_with_a_reason() {
+    let handle = engine(config(64, 64, 1));
+    let stream = handle.submit(greedy("a", &[5; 3], 900)).unwrap();
+    handle.shutdown();
+    assert_eq!(collect(stream).failed, Some(GenerationError::ShuttingDown));
+    assert_eq!(handle.submit(greedy("b", &[5; 3], 1)).unwrap_err(), SubmitError::ShuttingDown);
+}
