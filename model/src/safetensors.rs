@@ -51,5 +51,10 @@ impl TensorFile {
     }
 }
 
+/// Checks a file that is in memory; returns its header and its data. `path` is for messages.
+pub(crate) fn parse_bytes<'a>(path: &Path, bytes: &'a [u8]) -> Result<(Header, &'a [u8])> {
+    header::parse_file(path, bytes)
+}
+
 #[cfg(test)]
 mod tests;

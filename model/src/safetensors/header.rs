@@ -168,6 +168,21 @@ pub(super) fn read(file: &File, path: &Path, length: u64) -> Result<Header> {
     parse(path, &text, length - data_start)
 }
 
+/// The same for a file in memory.
+pub(super) fn parse_file<'a>(path: &Path, bytes: &'a [u8]) -> Result<(Header, &'a [u8])> {
+    let cut = |expected| Error::FileLength {
+        file: path.to_path_buf(),
+        expected,
+        found: bytes.len() as u64,
+        hint: CUT,
+    };
+    let (prefix, rest) = bytes.split_first_chunk::<8>().ok_or_else(|| cut(8))?;
+    let header_bytes = u64::from_le_bytes(*prefix);
+    let split = usize::try_from(header_bytes).ok().and_then(|size| rest.split_at_checked(size));
+    let (text, data) = split.ok_or_else(|| cut(header_bytes.saturating_add(8)))?;
+    Ok((parse(path, text, data.len() as u64)?, data))
+}
+
 /// Checks the text of a header in front of `data_bytes` bytes of data.
 pub(super) fn parse(path: &Path, text: &[u8], data_bytes: u64) -> Result<Header> {
     let fault = Fault { path };
