@@ -7,8 +7,10 @@ use clap::{Args, Parser, Subcommand};
 use crate::{
     commands::{
         convert::ConvertArgs,
+        demo::DemoArgs,
         generate::GenerateArgs,
         inspect::InspectArgs,
+        make_demo::MakeDemoArgs,
         tokenize::{DetokenizeArgs, TokenizeArgs},
         verify::VerifyArgs,
     },
@@ -54,6 +56,8 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 #[expect(clippy::large_enum_variant, reason = "one value per process")]
 pub enum Command {
+    /// Makes the demo model, starts a coordinator and two workers, and streams an answer
+    Demo(DemoArgs),
     /// Runs a coordinator: the gRPC server that clients talk to
     Serve(RoleArgs<ServeSettings>),
     /// Runs a worker: the owner of a share of the experts
@@ -70,6 +74,8 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Shows what a container holds
     Inspect(InspectArgs),
+    /// Makes the demo checkpoint from the weights of a small dense model
+    MakeDemo(MakeDemoArgs),
 }
 
 /// Flags of a role: its settings and where more of them stand.

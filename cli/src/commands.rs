@@ -1,8 +1,10 @@
 //! One module per command: its flags, and what it shows. The work itself is done by the crates below.
 
 pub mod convert;
+pub mod demo;
 pub mod generate;
 pub mod inspect;
+pub mod make_demo;
 pub mod serve;
 pub mod tokenize;
 pub mod verify;

@@ -55,6 +55,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error> {
     match command {
+        Command::Demo(args) => commands::demo::run(args),
         Command::Serve(args) => match settings(&args.settings, &args.file, matches)? {
             Some(settings) => commands::serve::run(settings.validate()?),
             None => Ok(()),
@@ -72,6 +73,7 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
         Command::Convert(args) => commands::convert::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::MakeDemo(args) => commands::make_demo::run(&args),
     }
 }
 

@@ -3,11 +3,13 @@
 use bytes::Bytes;
 use shimmer_proto::v1;
 
+use super::ClusterStatus;
 use crate::engine::{
     FinishReason, Finished, PositionLogprobs, Timings, TokenLogprob, Usage, WorkerTimings,
 };
 
-pub(super) fn finished(event: Finished) -> v1::Finished {
+/// `cluster` knows the names of workers that the engine knows by address.
+pub(super) fn finished(event: Finished, cluster: &ClusterStatus) -> v1::Finished {
     let reason = match event.reason {
         FinishReason::Stop => v1::FinishReason::Stop,
         FinishReason::Length => v1::FinishReason::Length,
@@ -17,7 +19,7 @@ pub(super) fn finished(event: Finished) -> v1::Finished {
         reason: reason.into(),
         matched_stop: event.matched_stop,
         usage: Some(usage(event.usage)),
-        timings: Some(timings(event.timings)),
+        timings: Some(timings(event.timings, cluster)),
         logits_sha256: event.logits_sha256,
     }
 }
@@ -41,21 +43,25 @@ fn usage(usage: Usage) -> v1::Usage {
     v1::Usage { prompt_tokens: usage.prompt_tokens, completion_tokens: usage.completion_tokens }
 }
 
-fn timings(timings: Timings) -> v1::Timings {
+fn timings(timings: Timings, cluster: &ClusterStatus) -> v1::Timings {
     v1::Timings {
         queue_ms: timings.queue_ms,
         prefill_ms: timings.prefill_ms,
         decode_ms: timings.decode_ms,
-        workers: timings.workers.into_iter().map(worker).collect(),
+        workers: timings.workers.into_iter().map(|timing| worker(timing, cluster)).collect(),
     }
 }
 
-fn worker(worker: WorkerTimings) -> v1::WorkerTimings {
+fn worker(timing: WorkerTimings, cluster: &ClusterStatus) -> v1::WorkerTimings {
+    let named = |status: &&v1::WorkerStatus| {
+        status.endpoint == timing.worker_id && !status.worker_id.is_empty()
+    };
+    let name = cluster.workers.iter().find(named).map(|status| status.worker_id.clone());
     v1::WorkerTimings {
-        worker_id: worker.worker_id,
-        results: worker.results,
-        expert_rows: worker.expert_rows,
-        compute_ms: worker.compute_ms,
-        wait_ms: worker.wait_ms,
+        worker_id: name.unwrap_or(timing.worker_id),
+        results: timing.results,
+        expert_rows: timing.expert_rows,
+        compute_ms: timing.compute_ms,
+        wait_ms: timing.wait_ms,
     }
 }

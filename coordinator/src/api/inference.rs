@@ -104,7 +104,7 @@ impl Inference {
         let generation = Generation { id: id.clone(), prompt, sampling, stop, output };
         let events =
             self.parts.engine.submit(generation).map_err(|error| status::submit(&error))?;
-        Ok(GenerateStream::new(events, id, self.fingerprint()))
+        Ok(GenerateStream::new(events, id, self.fingerprint(), self.cluster()))
     }
 
     /// Token ids of a text or a chat.

@@ -5,10 +5,11 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 use shimmer_proto::v1::{self, GenerateResponse, generate_response};
+use tokio::sync::watch;
 use tokio_stream::Stream;
 use tonic::Status;
 
-use super::{convert, status};
+use super::{ClusterStatus, convert, status};
 use crate::engine::{Event, EventStream};
 
 /// Started, any number of Deltas, and Finished or a status. Dropping it ends the generation within one step.
@@ -17,6 +18,7 @@ pub struct GenerateStream {
     events: EventStream,
     request_id: String,
     fingerprint: v1::Fingerprint,
+    cluster: watch::Receiver<ClusterStatus>,
     sequence: u64,
     ended: bool,
 }
@@ -26,8 +28,9 @@ impl GenerateStream {
         events: EventStream,
         request_id: String,
         fingerprint: v1::Fingerprint,
+        cluster: watch::Receiver<ClusterStatus>,
     ) -> Self {
-        Self { events, request_id, fingerprint, sequence: 0, ended: false }
+        Self { events, request_id, fingerprint, cluster, sequence: 0, ended: false }
     }
 
     fn message(&mut self, event: Event) -> Result<GenerateResponse, Status> {
@@ -50,7 +53,10 @@ impl GenerateStream {
             }
             Event::Finished(finished) => {
                 self.ended = true;
-                generate_response::Event::Finished(convert::finished(finished))
+                generate_response::Event::Finished(convert::finished(
+                    finished,
+                    &self.cluster.borrow(),
+                ))
             }
             Event::Failed(error) => {
                 self.ended = true;
