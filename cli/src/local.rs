@@ -7,6 +7,7 @@ use std::{path::Path, sync::Arc};
 use shimmer_coordinator::{
     api::{ClusterStatus, Inference, InferenceParts},
     chat_template::ChatTemplate,
+    dispatch::ExpertTransport,
     engine::{Engine, EngineConfig, EngineError, EngineParts},
     tokenizer::Tokenizer,
 };
@@ -35,6 +36,19 @@ impl LocalCluster {
     /// # Errors
     /// The container cannot be used, or a limit does not fit.
     pub fn start(options: &InProcess) -> Result<Self, Error> {
+        Self::start_with(options, EngineConfig::default(), |transport| transport)
+    }
+
+    /// As [`Self::start`], with further limits of the engine, and with the transport wrapped, for example to count or to
+    /// delay.
+    ///
+    /// # Errors
+    /// The container cannot be used, or a limit does not fit.
+    pub fn start_with(
+        options: &InProcess,
+        limits: EngineConfig,
+        wrap: impl FnOnce(Box<dyn ExpertTransport>) -> Box<dyn ExpertTransport>,
+    ) -> Result<Self, Error> {
         let container = open_container(&options.container)?;
         let kernels = kernels(options.isa)?;
         let transport =
@@ -46,12 +60,12 @@ impl LocalCluster {
             prefill_chunk: options.prefill_chunk,
             kv_budget_bytes: options.kv_budget.0,
             context_length: options.context,
-            ..EngineConfig::default()
+            ..limits
         };
         let name = model_name(None, &options.container);
         let (status, receiver) = watch::channel(status);
         let inference =
-            inference(&container, kernels, Box::new(transport), config, receiver, name)?;
+            inference(&container, kernels, wrap(Box::new(transport)), config, receiver, name)?;
         Ok(Self { inference, _status: status })
     }
 
@@ -81,7 +95,7 @@ pub(crate) fn model_name(given: Option<String>, container: &Path) -> String {
 pub(crate) fn inference(
     container: &Arc<Container>,
     kernels: Kernels,
-    transport: Box<dyn shimmer_coordinator::dispatch::ExpertTransport>,
+    transport: Box<dyn ExpertTransport>,
     config: EngineConfig,
     cluster: watch::Receiver<ClusterStatus>,
     model_name: String,

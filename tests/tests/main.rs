@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod api;
+mod clients;
 mod kernels_f64;
 mod kernels_spec;
 mod oracle_tiny;
