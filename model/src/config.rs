@@ -195,3 +195,6 @@ impl ModelConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,10 @@ mod recipe;
 mod tokenizer;
 mod wheel;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::rc::Rc;
 
 use half::bf16;
 use serde_json::Value;
@@ -53,7 +56,7 @@ pub fn make_checkpoint(source: &Path, out: &Path, progress: &dyn ConvertProgress
     files::require_space(out, total + (16 << 20))?;
     progress.start(total);
     progress.file("model.safetensors");
-    let maker = Maker { gguf: &gguf, recipe: &recipe };
+    let maker = Maker { gguf: &gguf, recipe: &recipe, cut: RefCell::default() };
     let mut writer = TensorWriter::create(&out.join("model.safetensors"), &entries)?;
     for (tensor, entry) in tensors.iter().zip(&entries) {
         if progress.stop() {
@@ -208,9 +211,25 @@ fn routed(
 struct Maker<'a> {
     gguf: &'a Gguf,
     recipe: &'a Recipe,
+    /// The three matrices that all experts of the current layer are cut from.
+    cut: RefCell<BTreeMap<String, Rc<Vec<f32>>>>,
 }
 
 impl Maker<'_> {
+    fn cut_from(&self, tensor: &str, shape: &[usize]) -> Result<Rc<Vec<f32>>> {
+        let mut cut = self.cut.borrow_mut();
+        if let Some(values) = cut.get(tensor) {
+            return Ok(Rc::clone(values));
+        }
+        // Names of the next layer: the last one's are not needed any more.
+        if cut.len() == 3 {
+            cut.clear();
+        }
+        let values = Rc::new(self.gguf.tensor(tensor, shape)?);
+        cut.insert(tensor.to_owned(), Rc::clone(&values));
+        Ok(values)
+    }
+
     fn values(&self, planned: &Planned) -> Result<Vec<f32>> {
         match &planned.from {
             From::Copy(tensor) => self.gguf.tensor(tensor, &planned.shape),
@@ -219,7 +238,7 @@ impl Maker<'_> {
                 Ok(unpermute(&rows, *heads, HEAD_DIM, HIDDEN))
             }
             From::Rows { tensor, layer, expert } => {
-                let rows = self.gguf.tensor(tensor, &[WIDTH, HIDDEN])?;
+                let rows = self.cut_from(tensor, &[WIDTH, HIDDEN])?;
                 let neurons = self.recipe.neurons(*layer, *expert)?;
                 Ok(neurons
                     .into_iter()
@@ -227,7 +246,7 @@ impl Maker<'_> {
                     .collect())
             }
             From::Columns { tensor, layer, expert } => {
-                let rows = self.gguf.tensor(tensor, &[HIDDEN, WIDTH])?;
+                let rows = self.cut_from(tensor, &[HIDDEN, WIDTH])?;
                 let neurons = self.recipe.neurons(*layer, *expert)?;
                 let pick = |row: &[f32]| {
                     neurons.iter().map(|&neuron| row[neuron] * recipe::GAIN).collect::<Vec<_>>()

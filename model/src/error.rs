@@ -40,7 +40,7 @@ pub enum Error {
     Header { file: PathBuf, tensor: Option<String>, problem: String, hint: &'static str },
 
     /// A file is shorter or longer than its header says.
-    #[error("{}: the header describes {expected} bytes, the file has {found}; {hint}", file.display())]
+    #[error("{}: {expected} bytes expected, the file has {found}; {hint}", file.display())]
     FileLength { file: PathBuf, expected: u64, found: u64, hint: &'static str },
 
     /// The index sends a tensor to a file whose header does not have it.

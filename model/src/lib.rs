@@ -26,6 +26,8 @@ mod safetensors;
 mod schema;
 pub mod self_test;
 mod splitmix;
+#[cfg(test)]
+mod testing;
 pub mod tiny;
 mod verify;
 

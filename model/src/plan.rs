@@ -215,6 +215,9 @@ impl Builder<'_> {
         let fp8_block = self.scale_block(name, file, info, rows, cols)?;
         TensorReader::new(name, file, info, fp8_block.is_some())?;
         self.used.insert(name.to_owned());
+        if fp8_block.is_some() {
+            self.used.insert(format!("{name}{FP8_SCALE_SUFFIX}"));
+        }
         Ok(Source { tensor: name.to_owned(), first: 0, rows, cols, fp8_block })
     }
 

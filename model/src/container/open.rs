@@ -13,12 +13,17 @@ const AGAIN: &str = "the container is damaged: restore it or convert again";
 
 pub(super) fn open(directory: &Path) -> Result<Container> {
     let manifest = Manifest::read(directory)?;
-    let check = Check { directory, manifest: &manifest };
+    let layers = check(directory, &manifest)?;
+    Ok(Container { directory: directory.to_path_buf(), manifest, layers })
+}
+
+/// Compares a manifest with the files of its directory.
+pub(super) fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<Option<ExpertFile>>> {
+    let check = Check { directory, manifest };
     check.config()?;
     check.text_files()?;
     check.trunk()?;
-    let layers = check.layers()?;
-    Ok(Container { directory: directory.to_path_buf(), manifest, layers })
+    check.layers()
 }
 
 struct Check<'a> {

@@ -26,7 +26,7 @@ pub(super) struct FoundExperts {
 
 impl FoundExperts {
     fn count(&self) -> usize {
-        self.fused.unwrap_or_else(|| self.numbers.last().map_or(0, |last| last + 1))
+        self.fused.unwrap_or_else(|| self.numbers.last().map_or(0, |last| last.saturating_add(1)))
     }
 }
 
