@@ -22,3 +22,15 @@ fn entry_points_can_be_run() {
         assert_ne!(metadata.permissions().mode() & 0o100, 0, "{script} is not executable");
     }
 }
+
+#[test]
+fn sample_configurations_are_valid() {
+    use shimmer_cli::config::{ServeSettings, WorkerSettings, resolve};
+    let sample = |name: &str| tree::root().join("deploy").join(name);
+    let coordinator = sample("coordinator.toml");
+    let settings = resolve(&ServeSettings::default(), |_| None, Some(&coordinator)).unwrap();
+    settings.settings.validate().unwrap();
+    let worker = sample("worker.toml");
+    let settings = resolve(&WorkerSettings::default(), |_| None, Some(&worker)).unwrap();
+    settings.settings.validate().unwrap();
+}
