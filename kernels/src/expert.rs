@@ -174,3 +174,6 @@ impl Kernels {
         );
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use rayon::prelude::*;
+
 use crate::activations::RowsView;
 use crate::attention::Attend;
 use crate::combine::{self, CombineError};
@@ -73,6 +75,9 @@ impl FromStr for Isa {
     }
 }
 
+/// Element-wise work on fewer values than this stays on its thread: it takes about as long as waking another one.
+const PARALLEL_VALUES: usize = 32 << 10;
+
 /// Every operation of the canonical arithmetic. Copyable; holds nothing but the choice of instruction set.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernels {
@@ -115,7 +120,14 @@ impl Kernels {
     /// gate = silu(gate) * up.
     pub fn swiglu(&self, gate: &mut [f32], up: &[f32]) {
         assert_eq!(gate.len(), up.len(), "one up value per gate value");
-        simd::swiglu(self.level, gate, up);
+        if gate.len() < PARALLEL_VALUES {
+            simd::swiglu(self.level, gate, up);
+            return;
+        }
+        let piece = PARALLEL_VALUES / 2;
+        gate.par_chunks_mut(piece).zip(up.par_chunks(piece)).for_each(|(gate, up)| {
+            simd::swiglu(self.level, gate, up);
+        });
     }
 
     /// exp of every value in place; as [`crate::math::exp`].
@@ -127,9 +139,17 @@ impl Kernels {
     pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "one output per input");
         assert!(x.len().is_multiple_of(weight.len()), "whole rows of {} values", weight.len());
-        for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
-            simd::rms_norm(self.level, x, weight, eps, out);
+        let rows = |x: &[f32], out: &mut [f32]| {
+            for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
+                simd::rms_norm(self.level, x, weight, eps, out);
+            }
+        };
+        if x.len() < PARALLEL_VALUES {
+            rows(x, out);
+            return;
         }
+        let piece = (PARALLEL_VALUES / 2).next_multiple_of(weight.len());
+        x.par_chunks(piece).zip(out.par_chunks_mut(piece)).for_each(|(x, out)| rows(x, out));
     }
 
     /// Rotates one head in place.
@@ -175,12 +195,23 @@ impl Kernels {
             return;
         }
         let groups = cols.div_ceil(GROUP);
-        let rows = x.chunks_exact(cols).zip(q.chunks_exact_mut(groups * GROUP * format.planes()));
-        for ((x, q), (scales, sums)) in
-            rows.zip(scales.chunks_exact_mut(groups).zip(sums.chunks_exact_mut(groups)))
-        {
-            simd::quantise(self.level, format, x, q, scales, sums);
+        let width = groups * GROUP * format.planes();
+        let piece = |x: &[f32], q: &mut [i8], scales: &mut [f32], sums: &mut [i32]| {
+            let rows = x.chunks_exact(cols).zip(q.chunks_exact_mut(width));
+            let groups = scales.chunks_exact_mut(groups).zip(sums.chunks_exact_mut(groups));
+            for ((x, q), (scales, sums)) in rows.zip(groups) {
+                simd::quantise(self.level, format, x, q, scales, sums);
+            }
+        };
+        if x.len() < PARALLEL_VALUES {
+            piece(x, q, scales, sums);
+            return;
         }
+        let rows = (PARALLEL_VALUES / 2).div_ceil(cols);
+        x.par_chunks(rows * cols)
+            .zip(q.par_chunks_mut(rows * width))
+            .zip(scales.par_chunks_mut(rows * groups).zip(sums.par_chunks_mut(rows * groups)))
+            .for_each(|((x, q), (scales, sums))| piece(x, q, scales, sums));
     }
 
     /// A product on this thread; the columns of `out` are the rows of `w` from `first_block`.

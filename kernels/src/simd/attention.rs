@@ -67,15 +67,22 @@ fn tile<V: Lanes, E: Element, const T: usize>(
     first_query: usize,
     out: &mut TileMut<'_>,
 ) -> usize {
-    let place: [(usize, usize); T] =
-        std::array::from_fn(|t| ((first_query + t) / work.group, (first_query + t) % work.group));
-    let queries = place.map(|(row, head)| work.query(row, head));
-    let limits = place.map(|(row, _)| work.limit(row));
+    let mut place = [(0, 0); T];
+    let mut queries: [&[f32]; T] = [&[]; T];
+    let mut limits = [0; T];
+    for t in 0..T {
+        place[t] = ((first_query + t) / work.group, (first_query + t) % work.group);
+        queries[t] = work.query(place[t].0, place[t].1);
+        limits[t] = work.limit(place[t].0);
+    }
     let mut folds = [Fold::default(); T];
     // Scores, then exponentials, of one block of positions.
     let mut p = [[0.0_f32; ATTENTION_BLOCK]; T];
     for begin in (0..limits[T - 1]).step_by(ATTENTION_BLOCK) {
-        let counts = limits.map(|limit| limit.saturating_sub(begin).min(ATTENTION_BLOCK));
+        let mut counts = [0; T];
+        for t in 0..T {
+            counts[t] = limits[t].saturating_sub(begin).min(ATTENTION_BLOCK);
+        }
         scores::<V, E, T>(work, begin, counts[T - 1], queries, &mut p);
         for t in 0..T {
             if counts[t] > 0 {
@@ -112,8 +119,8 @@ fn scores<V: Lanes, E: Element, const T: usize>(
         let block = (position % PAGE_POSITIONS) / BLOCK_ROWS;
         let keys = &E::chunks(keys)[block * dim..][..dim];
         let products = float_tile::<V, E, T>(keys, queries);
-        for (p, product) in p.iter_mut().zip(products) {
-            product.mul(scale).store(&mut p.as_chunks_mut::<16>().0[lanes]);
+        for t in 0..T {
+            products[t].mul(scale).store(&mut p[t].as_chunks_mut::<16>().0[lanes]);
         }
     }
 }
@@ -187,40 +194,42 @@ fn weighted<V: Lanes, E: Element, const T: usize>(
     d: usize,
     width: usize,
 ) -> [V; T] {
-    let dim = work.layout.head_dim;
-    let load = |position: usize| -> V {
-        let (_, values) = work.head_of(begin + position);
-        let at = ((position % PAGE_POSITIONS) * dim + d) * E::BYTES;
-        let bytes = &values[at..at + width * E::BYTES];
-        if width == 16 { E::load(&E::chunks(bytes)[0]) } else { E::load_some(bytes) }
-    };
     let mut sums = [V::zero(); T];
     // Positions that every query sees, then the rest of each query: a later row sees more.
     let shared = counts[0];
     for page in (0..shared).step_by(PAGE_POSITIONS) {
         let (_, values) = work.head_of(begin + page);
-        let end = shared.min(page + PAGE_POSITIONS);
-        if width == 16 {
-            for position in page..end {
-                let at = ((position - page) * dim + d) * E::BYTES;
-                let lanes: V = E::load(&E::chunks(&values[at..at + 16 * E::BYTES])[0]);
-                for t in 0..T {
-                    sums[t] = V::splat(p[t][position]).fma(lanes, sums[t]);
-                }
-            }
-        } else {
-            for position in page..end {
-                let lanes = load(position);
-                for t in 0..T {
-                    sums[t] = V::splat(p[t][position]).fma(lanes, sums[t]);
-                }
+        let count = PAGE_POSITIONS.min(shared - page);
+        for (slot, position) in (page..page + count).enumerate() {
+            let lanes: V = value::<V, E>(work, values, slot, d, width);
+            for t in 0..T {
+                sums[t] = V::splat(p[t][position]).fma(lanes, sums[t]);
             }
         }
     }
     for t in 0..T {
         for position in shared..counts[t] {
-            sums[t] = V::splat(p[t][position]).fma(load(position), sums[t]);
+            let (_, values) = work.head_of(begin + position);
+            let lanes: V = value::<V, E>(work, values, position % PAGE_POSITIONS, d, width);
+            sums[t] = V::splat(p[t][position]).fma(lanes, sums[t]);
         }
     }
     sums
+}
+
+/// `width` elements from `d` of the value in `slot` of a page.
+#[inline(always)]
+fn value<V: Lanes, E: Element>(
+    work: &Attend<'_>,
+    values: &[u8],
+    slot: usize,
+    d: usize,
+    width: usize,
+) -> V {
+    let at = (slot * work.layout.head_dim + d) * E::BYTES;
+    let bytes = &values[at..at + width * E::BYTES];
+    match E::chunks(bytes).first() {
+        Some(chunk) => E::load(chunk),
+        None => E::load_some(bytes),
+    }
 }

@@ -82,25 +82,28 @@ impl Lanes for Floats {
 
     #[inline(always)]
     fn load(from: &[f32; 16]) -> Self {
-        Self(halves!(from, 8).map(|half| access!(_mm256_loadu_ps(half.as_ptr()))))
+        let halves = halves!(from, 8);
+        Self(both!(|i: usize| access!(_mm256_loadu_ps(halves[i].as_ptr()))))
     }
 
     #[inline(always)]
     fn load_f32(from: &[u8; 64]) -> Self {
-        Self(halves!(from, 32).map(|half| compute!(_mm256_castsi256_ps(load_half(half)))))
+        let halves = halves!(from, 32);
+        Self(both!(|i: usize| compute!(_mm256_castsi256_ps(load_half(halves[i])))))
     }
 
     #[inline(always)]
     fn load_f16(from: &[u8; 32]) -> Self {
-        Self(halves!(from, 16).map(|half| compute!(_mm256_cvtph_ps(load_quarter(half)))))
+        let halves = halves!(from, 16);
+        Self(both!(|i: usize| compute!(_mm256_cvtph_ps(load_quarter(halves[i])))))
     }
 
     #[inline(always)]
     fn load_bf16(from: &[u8; 32]) -> Self {
-        Self(halves!(from, 16).map(|half| {
-            compute!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(
-                load_quarter(half)
-            ))))
+        let halves = halves!(from, 16);
+        Self(both!(|i: usize| {
+            let wide = compute!(_mm256_cvtepu16_epi32(load_quarter(halves[i])));
+            compute!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide)))
         }))
     }
 

@@ -269,22 +269,22 @@ impl<const P: usize, const T: usize> Sums<P, T> {
     /// 128 * upper plane + lower plane, plus the negated sums shifted by the bias of the weights.
     #[inline(always)]
     fn total<const BIAS: u32>(self, negated: [i32; T]) -> [__m512i; T] {
-        std::array::from_fn(|t| {
-            let plane = |p: usize| {
-                let mut sum = self.0[0][t][p];
-                for part in 1..Self::PARTS {
-                    sum = Floats::int_add(sum, self.0[part][t][p]);
-                }
-                sum
-            };
+        let mut totals = [compute!(_mm512_setzero_si512()); T];
+        for t in 0..T {
             let correction = compute!(_mm512_slli_epi32::<BIAS>(_mm512_set1_epi32(negated[t])));
-            let upper = plane(0);
-            let sum = if P == 2 {
-                Floats::int_add(Floats::int_shift_left_7(upper), plane(P - 1))
-            } else {
-                upper
-            };
-            Floats::int_add(sum, correction)
-        })
+            let mut planes = [correction; P];
+            for p in 0..P {
+                planes[p] = self.0[0][t][p];
+                for part in 1..Self::PARTS {
+                    planes[p] = Floats::int_add(planes[p], self.0[part][t][p]);
+                }
+            }
+            let mut sum = planes[0];
+            if P == 2 {
+                sum = Floats::int_add(Floats::int_shift_left_7(sum), planes[P - 1]);
+            }
+            totals[t] = Floats::int_add(sum, correction);
+        }
+        totals
     }
 }

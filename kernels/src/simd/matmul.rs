@@ -11,7 +11,7 @@ use crate::{ActivationFormat, BLOCK_ROWS, Matrix, SEGMENTS, WeightFormat};
 
 /// Rows of activations are visited in runs of about this many bytes, so that they stay in the second-level cache while
 /// the weights pass by.
-const RUN_BYTES: usize = 512 << 10;
+const RUN_BYTES: usize = 96 << 10;
 
 #[inline(always)]
 pub(super) fn matmul<V: Lanes>(
@@ -85,15 +85,18 @@ fn tile<V: Lanes, P: Product, const T: usize>(
     row: usize,
     out: &mut TileMut<'_>,
 ) -> usize {
-    let sources: [usize; T] = std::array::from_fn(|t| x.source(row + t));
+    let mut sources = [0; T];
+    for t in 0..T {
+        sources[t] = x.source(row + t);
+    }
     let values = P::tile::<V, T>(w, first_block + block, x.buffer(), sources);
-    for (t, value) in values.into_iter().enumerate() {
+    for t in 0..T {
         let lanes = &mut out.row_mut(row + t)[block * BLOCK_ROWS..];
         match lanes.first_chunk_mut::<16>() {
-            Some(lanes) => value.store(lanes),
+            Some(lanes) => values[t].store(lanes),
             None => {
                 let count = lanes.len();
-                lanes.copy_from_slice(&value.to_array()[..count]);
+                lanes.copy_from_slice(&values[t].to_array()[..count]);
             }
         }
     }
@@ -102,9 +105,13 @@ fn tile<V: Lanes, P: Product, const T: usize>(
 
 /// Adds eight segment sums: ((0+1)+(2+3)) + ((4+5)+(6+7)).
 #[inline(always)]
-pub(super) fn fold_segments<V: Lanes>(s: [V; SEGMENTS]) -> V {
-    let low = s[0].add(s[1]).add(s[2].add(s[3]));
-    low.add(s[4].add(s[5]).add(s[6].add(s[7])))
+fn fold_segments<V: Lanes, const T: usize>(s: &[[V; T]; SEGMENTS]) -> [V; T] {
+    let mut sums = [V::zero(); T];
+    for t in 0..T {
+        let low = s[0][t].add(s[1][t]).add(s[2][t].add(s[3][t]));
+        sums[t] = low.add(s[4][t].add(s[5][t]).add(s[6][t].add(s[7][t])));
+    }
+    sums
 }
 
 /// Bytes of one group of an integer format.
@@ -168,10 +175,14 @@ impl<G: Group, const P: usize> Product for Integer<G, P> {
         let block_bytes = w.layout().block_bytes();
         let weights = &G::groups(&w.weights()[block * block_bytes..][..block_bytes])[..groups];
         let scales = &w.scales().as_chunks::<32>().0[block * groups..][..groups];
-        let rows: [&[[[i8; 64]; P]]; T] =
-            sources.map(|row| &x.quantised(row).as_chunks::<64>().0.as_chunks::<P>().0[..groups]);
-        let x_scales: [&[f32]; T] = sources.map(|row| &x.scales(row)[..groups]);
-        let negated: [&[i32]; T] = sources.map(|row| &x.negated_sums(row)[..groups]);
+        let mut rows: [&[[[i8; 64]; P]]; T] = [&[]; T];
+        let mut x_scales: [&[f32]; T] = [&[]; T];
+        let mut negated: [&[i32]; T] = [&[]; T];
+        for t in 0..T {
+            rows[t] = &x.quantised(sources[t]).as_chunks::<64>().0.as_chunks::<P>().0[..groups];
+            x_scales[t] = &x.scales(sources[t])[..groups];
+            negated[t] = &x.negated_sums(sources[t])[..groups];
+        }
 
         let mut segments = [[V::zero(); T]; SEGMENTS];
         let step = groups.div_ceil(SEGMENTS);
@@ -182,11 +193,13 @@ impl<G: Group, const P: usize> Product for Integer<G, P> {
                 if T == 1 {
                     prefetch::<512>(&scales[group][0]);
                 }
-                let dots = G::dot::<V, P, T>(
-                    &weights[group],
-                    rows.map(|row| &row[group]),
-                    negated.map(|sums| sums[group]),
-                );
+                let mut x = [&[[0; 64]; P]; T];
+                let mut corrections = [0; T];
+                for t in 0..T {
+                    x[t] = &rows[t][group];
+                    corrections[t] = negated[t][group];
+                }
+                let dots = G::dot::<V, P, T>(&weights[group], x, corrections);
                 let scale = V::load_f16(&scales[group]);
                 for t in 0..T {
                     let factor = scale.mul(V::splat(x_scales[t][group]));
@@ -195,7 +208,7 @@ impl<G: Group, const P: usize> Product for Integer<G, P> {
                 group += 1;
             }
         }
-        std::array::from_fn(|t| fold_segments(std::array::from_fn(|s| segments[s][t])))
+        fold_segments(&segments)
     }
 }
 
@@ -217,7 +230,11 @@ impl<E: Element> Product for Float<E> {
     ) -> [V; T] {
         let block_bytes = w.layout().block_bytes();
         let weights = E::chunks(&w.weights()[block * block_bytes..][..block_bytes]);
-        float_tile::<V, E, T>(weights, sources.map(|row| x.values(row)))
+        let mut rows: [&[f32]; T] = [&[]; T];
+        for t in 0..T {
+            rows[t] = x.values(sources[t]);
+        }
+        float_tile::<V, E, T>(weights, rows)
     }
 }
 
@@ -234,16 +251,19 @@ pub(super) fn float_tile<V: Lanes, E: Element, const T: usize>(
     for sums in &mut segments {
         let end = steps.min(begin + step);
         let weights = &weights[begin..end];
-        let x = x.map(|x| &x[begin..end]);
+        let mut parts: [&[f32]; T] = [&[]; T];
+        for t in 0..T {
+            parts[t] = &x[t][begin..end];
+        }
         let mut acc = [V::zero(); T];
         for (k, chunk) in weights.iter().enumerate() {
             let lanes: V = E::load(chunk);
             for t in 0..T {
-                acc[t] = lanes.fma(V::splat(x[t][k]), acc[t]);
+                acc[t] = lanes.fma(V::splat(parts[t][k]), acc[t]);
             }
         }
         *sums = acc;
         begin = end;
     }
-    std::array::from_fn(|t| fold_segments(std::array::from_fn(|s| segments[s][t])))
+    fold_segments(&segments)
 }
