@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod cluster;
+pub mod in_process;
 pub mod models;
 pub mod process;
 pub mod quality;

@@ -1,10 +1,16 @@
 //! End-to-end suites of Shimmer in one binary: a line per suite; the sandbox they share is the library of this crate.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(
+    clippy::print_stdout,
+    reason = "what was skipped and what was measured is for the person who reads the output"
+)]
 
 mod api;
 mod clients;
 mod kernels_f64;
 mod kernels_spec;
+mod oracle_smol;
 mod oracle_tiny;
+mod same_bytes;
 mod tidy;

@@ -1,5 +1,7 @@
 //! The tiny checkpoints of every family against what transformers computed on them (`tests/oracle/make_tiny.py`).
 
+mod engine;
+
 use std::{fs, path::Path};
 
 use safetensors::SafeTensors;
@@ -21,7 +23,6 @@ struct Recorded {
     ids: Vec<u32>,
     /// Positions whose logits are recorded.
     positions: Vec<usize>,
-    #[expect(dead_code, reason = "for the engine")]
     greedy: Vec<u32>,
     /// Chosen experts by MoE layer and position, ascending.
     routed: Vec<Vec<Vec<usize>>>,
