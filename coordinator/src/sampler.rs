@@ -67,7 +67,6 @@ pub fn choose(
     check_finite(logits)?;
     let adjusted = adjust(sampling, history, logits, &mut scratch.logits)?;
     let best = argmax(adjusted);
-    #[expect(clippy::float_cmp, reason = "zero is a named value, not the result of arithmetic")]
     if sampling.temperature == 0.0 || sampling.top_k == 1 {
         return Ok(best);
     }

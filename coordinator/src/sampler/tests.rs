@@ -2,6 +2,12 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Logits of given probabilities.
+#[expect(clippy::cast_possible_truncation, reason = "rounding to the type of logits")]
+fn logarithms(probabilities: &[f64]) -> Vec<f32> {
+    probabilities.iter().map(|p| libm::log(*p) as f32).collect()
+}
+
 /// The token chosen at position 7 with the defaults changed by `change`.
 fn token(logits: &[f32], change: impl FnOnce(&mut Sampling)) -> Result<u32, SamplerError> {
     let mut sampling = Sampling::default();
@@ -75,7 +81,7 @@ fn bias_and_penalties_come_before_the_greedy_choice() {
 #[test]
 fn cuts_keep_what_their_definition_says() {
     // Probabilities 0.4, 0.3, 0.2, 0.1 in shuffled order of id.
-    let logits: Vec<f32> = [0.1_f64, 0.4, 0.2, 0.3].iter().map(|p| libm::log(*p) as f32).collect();
+    let logits = logarithms(&[0.1, 0.4, 0.2, 0.3]);
     let check = |change: fn(&mut Sampling), expected: &[u32]| {
         assert_eq!(support(&logits, change), expected)
     };
@@ -100,7 +106,7 @@ fn ties_at_a_cut_go_to_the_lower_id() {
 
 #[test]
 fn draws_follow_the_distribution_and_only_their_key() {
-    let logits: Vec<f32> = [0.5_f64, 0.25, 0.25].iter().map(|p| libm::log(*p) as f32).collect();
+    let logits = logarithms(&[0.5, 0.25, 0.25]);
     let mut counts = [0_u32; 3];
     for seed in 0..8000 {
         counts[token(&logits, |s| s.seed = seed).unwrap() as usize] += 1;

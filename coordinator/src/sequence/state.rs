@@ -133,7 +133,7 @@ impl Sequence {
             matched = self.flush(&mut text);
         }
         let stopped = ends || matched.is_some();
-        let ended = (stopped || full).then(|| Ended {
+        let ended = (stopped || full).then_some(Ended {
             reason: if stopped { FinishReason::Stop } else { FinishReason::Length },
             matched_stop: matched,
         });
