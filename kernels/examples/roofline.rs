@@ -4,6 +4,7 @@
 
 #![expect(clippy::print_stdout, reason = "a command-line tool")]
 #![expect(clippy::cast_precision_loss, reason = "sizes as numbers to print")]
+#![expect(clippy::cast_possible_truncation, reason = "random bytes")]
 
 use std::hint::black_box;
 use std::sync::LazyLock;
@@ -130,7 +131,6 @@ fn experts_from_memory(megabytes: usize, format: WeightFormat) {
     let layout = ExpertLayout::new(hidden, intermediate, format).expect("a shape that fits");
     let count = ((megabytes << 20) / layout.slab_bytes()).max(2);
     let mut arena = Arena::new(count * layout.slab_bytes()).expect("memory for the experts");
-    let [.., (_, _, _)] = layout.parts();
     let scales_from = layout.parts()[0].2;
     for slab in arena.as_mut_slice().chunks_exact_mut(layout.slab_bytes()) {
         fill(slab, scales_from);

@@ -73,7 +73,7 @@ impl<'a> Attend<'a> {
         self.layout.head(page, self.kv_head)
     }
 
-    fn from_row(self, row: usize) -> Self {
+    fn later(self, row: usize) -> Self {
         Self {
             queries: &self.queries[row * self.row_stride..],
             first_position: self.first_position + row,
@@ -177,7 +177,7 @@ impl Kernels {
             let (upper, lower) = out.split_rows(half);
             rayon::join(
                 || self.attend_heads(work, 1, upper),
-                || self.attend_heads(work.from_row(half), 1, lower),
+                || self.attend_heads(work.later(half), 1, lower),
             );
             return;
         }

@@ -7,6 +7,18 @@
 //! Start reading at [`Kernels`], the one door to all arithmetic; then [`MatrixLayout`] for how weights lie in memory, and
 //! the `scalar` module, which is the specification in executable form.
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::float_cmp,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::approx_constant,
+        reason = "tests compare exact values and make small numbers from large random ones"
+    )
+)]
+
 mod activations;
 mod arena;
 mod attention;

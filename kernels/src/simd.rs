@@ -13,6 +13,7 @@
 //! after the processor was asked.
 
 #![expect(unsafe_code, reason = "intrinsics; see the module header")]
+#![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
 use crate::activations::RowsView;
 use crate::attention::Attend;

@@ -14,6 +14,9 @@ pub(super) trait Element {
     /// Cuts bytes into chunks; a rest is left out.
     fn chunks(bytes: &[u8]) -> &[Self::Chunk];
 
+    /// Where a chunk begins, to ask for memory ahead of it.
+    fn first_byte(chunk: &Self::Chunk) -> &u8;
+
     /// Widens exactly.
     fn load<V: Lanes>(chunk: &Self::Chunk) -> V;
 
@@ -38,6 +41,11 @@ macro_rules! element {
             #[inline(always)]
             fn chunks(bytes: &[u8]) -> &[Self::Chunk] {
                 bytes.as_chunks().0
+            }
+
+            #[inline(always)]
+            fn first_byte(chunk: &Self::Chunk) -> &u8 {
+                &chunk[0]
             }
 
             #[inline(always)]

@@ -247,23 +247,56 @@ pub(super) fn float_tile<V: Lanes, E: Element, const T: usize>(
     let steps = weights.len();
     let mut segments = [[V::zero(); T]; SEGMENTS];
     let step = steps.div_ceil(SEGMENTS);
-    let mut begin = 0;
-    for sums in &mut segments {
-        let end = steps.min(begin + step);
-        let weights = &weights[begin..end];
-        let mut parts: [&[f32]; T] = [&[]; T];
-        for t in 0..T {
-            parts[t] = &x[t][begin..end];
+    if T >= 4 {
+        for (s, sums) in segments.iter_mut().enumerate() {
+            chain::<V, E, T>(weights, &x, (s * step).min(steps), ((s + 1) * step).min(steps), sums);
         }
-        let mut acc = [V::zero(); T];
-        for (k, chunk) in weights.iter().enumerate() {
-            let lanes: V = E::load(chunk);
-            for t in 0..T {
-                acc[t] = lanes.fma(V::splat(parts[t][k]), acc[t]);
+        return fold_segments(&segments);
+    }
+    // Few rows make few chains, and each fma waits four cycles for the one before it: four segments side by side.
+    for half in 0..2 {
+        let first = half * 4;
+        let whole = if (first + 4) * step <= steps { step } else { 0 };
+        let mut acc = [[V::zero(); T]; 4];
+        for k in 0..whole {
+            for s in 0..4 {
+                let at = (first + s) * step + k;
+                prefetch::<1024>(E::first_byte(&weights[at]));
+                let lanes: V = E::load(&weights[at]);
+                for t in 0..T {
+                    acc[s][t] = lanes.fma(V::splat(x[t][at]), acc[s][t]);
+                }
             }
         }
-        *sums = acc;
-        begin = end;
+        for s in 0..4 {
+            let begin = ((first + s) * step + whole).min(steps);
+            let end = ((first + s + 1) * step).min(steps);
+            chain::<V, E, T>(weights, &x, begin, end, &mut acc[s]);
+            segments[first + s] = acc[s];
+        }
     }
     fold_segments(&segments)
+}
+
+/// Continues the chains of `T` rows over steps `begin..end`.
+#[inline(always)]
+fn chain<V: Lanes, E: Element, const T: usize>(
+    weights: &[E::Chunk],
+    x: &[&[f32]; T],
+    begin: usize,
+    end: usize,
+    sums: &mut [V; T],
+) {
+    let mut parts: [&[f32]; T] = [&[]; T];
+    for t in 0..T {
+        parts[t] = &x[t][begin..end];
+    }
+    let mut acc = *sums;
+    for (k, chunk) in weights[begin..end].iter().enumerate() {
+        let lanes: V = E::load(chunk);
+        for t in 0..T {
+            acc[t] = lanes.fma(V::splat(parts[t][k]), acc[t]);
+        }
+    }
+    *sums = acc;
 }
