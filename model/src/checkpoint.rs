@@ -145,15 +145,15 @@ impl Checkpoint {
     /// Identifies the configuration, names, types, shapes and places of all tensors, and a sample of the data of each:
     /// enough to tell a checkpoint from a fine-tuned sibling with the same headers.
     pub(crate) fn fingerprint(&self) -> Result<String> {
-        const SAMPLE_BYTES: u64 = 64;
+        const SAMPLE_BYTES: usize = 64;
         let mut hasher = blake3::Hasher::new();
         hasher.update(&files::read_small(&self.directory.join("config.json"))?);
         for file in &self.files {
             hasher.update(file.header().digest().as_bytes());
         }
         for (_, file, info) in self.tensors() {
-            let size = SAMPLE_BYTES.min(info.bytes());
-            let mut sample = [0; SAMPLE_BYTES as usize];
+            let size = info.bytes().min(SAMPLE_BYTES as u64);
+            let mut sample = [0; SAMPLE_BYTES];
             let sample = &mut sample[..usize::try_from(size).expect("a sample is small")];
             file.read(info, (info.bytes() - size) / 2, sample)?;
             hasher.update(sample);

@@ -93,7 +93,13 @@ struct Unit {
 
 /// Converts a checkpoint. Runs on the current rayon pool; the bytes do not depend on it.
 pub fn convert(options: &ConvertOptions, progress: &dyn ConvertProgress) -> Result<ConvertReport> {
-    let plan = Plan::make(&options.source, &options.class)?;
+    let mut plan = Plan::make(&options.source, &options.class)?;
+    if !options.source.join("tokenizer.json").is_file() {
+        plan.warnings.push(
+            "there is no tokenizer.json: the container can be given token ids only, no text"
+                .to_owned(),
+        );
+    }
     for warning in &plan.warnings {
         tracing::warn!(checkpoint = %options.source.display(), "{warning}");
         progress.note(warning);

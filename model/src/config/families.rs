@@ -53,14 +53,14 @@ pub(super) fn normalise(
 fn attention(family: Family, top: &Block<'_>, hidden_size: usize) -> Result<AttentionConfig> {
     let heads = top.positive("num_attention_heads")?;
     let kv_heads = top.positive("num_key_value_heads")?;
-    if heads % kv_heads != 0 {
+    if !heads.is_multiple_of(kv_heads) {
         let problem = format!("{heads} query heads are not a multiple of {kv_heads}");
         return Err(top.error("num_key_value_heads", problem, "restore config.json"));
     }
     let head_dim = match top.opt_usize("head_dim")? {
         Some(0) => return Err(top.error("head_dim", "is 0", "restore config.json")),
         Some(dim) => dim,
-        None if hidden_size % heads == 0 => hidden_size / heads,
+        None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
         None => {
             return Err(top.error(
                 "head_dim",

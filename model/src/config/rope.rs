@@ -105,7 +105,7 @@ fn rotary_dim(top: &Block<'_>, head_dim: usize, partial: f64) -> Result<usize> {
         reason = "0 < exact <= head_dim, and truncation is the rule"
     )]
     let dim = exact as usize;
-    if dim == 0 || dim % 2 != 0 {
+    if dim == 0 || !dim.is_multiple_of(2) {
         return Err(top.error(
             key,
             format!("{partial} of head_dim {head_dim} is {dim} dimensions, which do not pair up"),

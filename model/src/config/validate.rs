@@ -52,14 +52,14 @@ impl ModelConfig {
 
     fn attention_fault(&self) -> Option<String> {
         let attention = &self.attention;
-        if attention.heads % attention.kv_heads != 0 {
+        if !attention.heads.is_multiple_of(attention.kv_heads) {
             return Some(format!(
                 "{} query heads are not a multiple of {}",
                 attention.heads, attention.kv_heads
             ));
         }
         let rotary = self.rope.rotary_dim;
-        if rotary == 0 || rotary % 2 != 0 || rotary > attention.head_dim {
+        if rotary == 0 || !rotary.is_multiple_of(2) || rotary > attention.head_dim {
             return Some(format!(
                 "rotary_dim {rotary} does not fit head_dim {}",
                 attention.head_dim
@@ -103,7 +103,7 @@ impl ModelConfig {
         if gating.groups == 0 || gating.groups_kept == 0 || gating.groups_kept > gating.groups {
             return Some(format!("{} of {} groups kept", gating.groups_kept, gating.groups));
         }
-        if experts % gating.groups != 0 {
+        if !experts.is_multiple_of(gating.groups) {
             return Some(format!("{experts} experts do not divide into {} groups", gating.groups));
         }
         let per_group = experts / gating.groups;

@@ -151,10 +151,7 @@ fn impossible_descriptions_are_refused() {
     );
     check_manifest(|manifest| manifest.config.rope.rotary_dim = 7, &["rotary_dim 7"]);
     check_manifest(|manifest| manifest.config.gating = None, &["without a gating rule"]);
-    check_manifest(
-        |manifest| manifest.config.rms_norm_eps = f32::MIN_POSITIVE * -1.0,
-        &["rms_norm_eps"],
-    );
+    check_manifest(|manifest| manifest.config.rms_norm_eps = -f32::MIN_POSITIVE, &["rms_norm_eps"]);
 }
 
 #[test]

@@ -52,7 +52,16 @@ impl State {
             );
         }
         if out.join(MANIFEST_FILE).exists() {
-            let container = Container::open(out)?;
+            let container = match Container::open(out) {
+                Ok(container) => container,
+                Err(error) => {
+                    let problem = format!("holds a container that cannot be opened ({error})");
+                    return refuse(
+                        &problem,
+                        "choose another directory, or remove this one and convert again",
+                    );
+                }
+            };
             if container.manifest().source.fingerprint == fingerprint {
                 if directory.exists() {
                     fs::remove_dir_all(&directory).map_err(Error::io("removing", &directory))?;

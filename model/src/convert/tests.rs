@@ -205,6 +205,39 @@ fn a_finished_file_is_kept_and_a_damaged_one_made_again() {
     assert_eq!(report.digest, complete.digest);
 }
 
+/// Killed after the manifest was written and before the state was removed.
+#[test]
+fn a_state_that_outlived_its_conversion_is_removed() {
+    let source = checkpoint(Preset::Mixtral, &TinyOptions::default());
+    let out = tempfile::tempdir().unwrap();
+    let options = options(source.path(), out.path(), NumericClass::default());
+    convert(&options, &()).unwrap();
+    let expected = contents(out.path());
+    fs::create_dir(out.path().join(".convert")).unwrap();
+    fs::write(out.path().join(".convert/job.json"), b"{}").unwrap();
+    assert_eq!(convert(&options, &()).unwrap().files_written, 0);
+    assert!(contents(out.path()) == expected);
+
+    fs::OpenOptions::new()
+        .write(true)
+        .open(out.path().join("trunk.safetensors"))
+        .unwrap()
+        .set_len(9)
+        .unwrap();
+    check_refused(&options, &["cannot be opened", "trunk.safetensors", "convert again"]);
+}
+
+#[test]
+fn a_checkpoint_without_tokenizer_is_converted_with_a_note() {
+    let source = checkpoint(Preset::Mixtral, &TinyOptions::default());
+    fs::remove_file(source.path().join("tokenizer.json")).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let report =
+        convert(&options(source.path(), out.path(), NumericClass::default()), &()).unwrap();
+    check_text(&report.notes.join("\n"), &["no tokenizer.json"]);
+    assert_eq!(Container::open(out.path()).unwrap().tokenizer_json().unwrap(), None);
+}
+
 #[test]
 fn another_container_is_never_written_over() {
     let source = checkpoint(Preset::Mixtral, &TinyOptions::default());

@@ -44,11 +44,16 @@ impl Source<'_> {
     }
 
     fn texts(&self, key: &str) -> Result<Vec<&str>> {
-        let text = |value| match value {
-            &GgufValue::Text(ref text) => Ok(text.as_str()),
-            _ => Err(self.refuse(format!("metadata key {key} holds something that is no text"))),
-        };
-        self.gguf.list(key)?.iter().map(text).collect()
+        let mut texts = Vec::new();
+        for value in self.gguf.list(key)? {
+            let GgufValue::Text(text) = value else {
+                return Err(
+                    self.refuse(format!("metadata key {key} holds something that is no text"))
+                );
+            };
+            texts.push(text.as_str());
+        }
+        Ok(texts)
     }
 
     fn expect(&self, key: &str, expected: &str) -> Result<()> {

@@ -153,10 +153,7 @@ fn damage_is_named() {
 fn lists_in_lists_end_somewhere() {
     let mut value = typed(9, &[&4_u32.to_le_bytes()[..], &0_u64.to_le_bytes()].concat());
     for _ in 0..50 {
-        value = typed(
-            9,
-            &[&9_u32.to_le_bytes()[..], &1_u64.to_le_bytes(), &value[4..].to_vec()].concat(),
-        );
+        value = typed(9, &[&9_u32.to_le_bytes()[..], &1_u64.to_le_bytes(), &value[4..]].concat());
     }
     check(|file| file.values.push(("deep".to_owned(), value)), &["metadata type 9"]);
 }

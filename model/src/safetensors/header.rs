@@ -22,6 +22,7 @@ const CUT: &str = "the file is cut short: download it again";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(
     non_camel_case_types,
+    clippy::upper_case_acronyms,
     reason = "spelled as in the files, so that messages match what tools show"
 )]
 pub(crate) enum DType {

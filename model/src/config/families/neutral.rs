@@ -1,8 +1,6 @@
 //! Keys that would change the arithmetic and are not implemented: accepted only with the value that changes nothing.
 //! And the keys that are known to have no effect here; all others are reported.
 
-use serde_json::Value;
-
 use crate::config::Family;
 use crate::config::value::Block;
 use crate::error::Result;
@@ -99,7 +97,7 @@ fn windows(family: Family, top: &Block<'_>) -> Result<()> {
         ));
     }
     for value in top.list("layer_types")?.unwrap_or_default() {
-        if *value != Value::from("full_attention") {
+        if value.as_str() != Some("full_attention") {
             return Err(top.error(
                 "layer_types",
                 format!("{value} is not implemented"),
