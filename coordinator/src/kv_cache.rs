@@ -102,47 +102,4 @@ impl KvCache {
 }
 
 #[cfg(test)]
-mod tests {
-    use shimmer_kernels::KvFormat;
-
-    use super::*;
-
-    #[test]
-    fn pages_are_taken_whole_or_not_at_all() {
-        let mut pages = PageAllocator::new(4);
-        let first = pages.take(3).unwrap();
-        assert_eq!(first, [0, 1, 2]);
-        assert_eq!(pages.take(2), None);
-        assert_eq!(pages.available(), 1);
-        pages.give(first);
-        assert_eq!(pages.take(4).unwrap(), [0, 1, 2, 3]);
-        assert_eq!(pages.take(0).unwrap(), [0_u32; 0]);
-    }
-
-    #[test]
-    fn a_budget_is_counted_in_whole_pages_of_all_layers() {
-        let layout = KvLayout { format: KvFormat::F16, kv_heads: 2, head_dim: 16 };
-        let page = u64::try_from(layout.page_bytes()).unwrap() * 3;
-        assert_eq!(page, 2 * 2 * 64 * 16 * 2 * 3);
-        let check = |budget, pages| assert_eq!(KvCache::pages_in(budget, layout, 3), pages);
-        check(0, 0);
-        check(page - 1, 0);
-        check(page * 5 + 1, 5);
-        check(u64::MAX, u32::MAX);
-    }
-
-    #[test]
-    fn layers_of_a_page_do_not_overlap() {
-        let layout = KvLayout { format: KvFormat::F32, kv_heads: 1, head_dim: 4 };
-        let cache = KvCache::new(3, layout, 2).unwrap();
-        let begin =
-            |page: usize, layer| cache.place(layer).stride * page + cache.place(layer).offset;
-        let mut begins: Vec<usize> =
-            (0..3).flat_map(|page| [begin(page, 0), begin(page, 1)]).collect();
-        begins.push(cache.bytes().len());
-        assert!(
-            begins.windows(2).all(|pair| pair[1] - pair[0] == layout.page_bytes()),
-            "{begins:?}"
-        );
-    }
-}
+mod tests;

@@ -56,6 +56,13 @@ impl Active {
         });
     }
 
+    /// Frees the generation's id, so that the last event finds it free, and gives the way to send that event.
+    pub(super) fn release(self) -> EventSender {
+        let Self { events, ticket, .. } = self;
+        drop(ticket);
+        events
+    }
+
     /// The final event's content.
     pub(super) fn finish(
         &self,

@@ -344,7 +344,7 @@ impl StepLoop<'_> {
         if let Some(Job::Generation(active)) = self.remove(id) {
             let finished =
                 active.finish(ended, self.transport.workers(), self.trunk.worker_stats());
-            active.events.send(Event::Finished(finished));
+            active.release().send(Event::Finished(finished));
         }
     }
 
@@ -363,7 +363,7 @@ impl StepLoop<'_> {
 
 fn fail(job: Job, error: GenerationError) {
     match job {
-        Job::Generation(active) => active.events.send(Event::Failed(error)),
+        Job::Generation(active) => active.release().send(Event::Failed(error)),
         Job::Scoring { reply, .. } => {
             // Nobody waits any more; there is nobody to tell.
             let _gone = reply.send(Err(error)).is_err();

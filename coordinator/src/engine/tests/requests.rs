@@ -1,14 +1,19 @@
 //! What a client gets: text, ends, limits, cancelling.
 
+use std::sync::Arc;
+
 use shimmer_kernels::{Isa, WeightFormat};
-use shimmer_model::tiny::Preset;
+use shimmer_model::tiny::{Preset, TinyOptions};
 
 use crate::engine::{
-    EngineConfig, EngineHandle, Event, FinishReason, GenerationError, SubmitError,
+    Engine, EngineConfig, EngineHandle, EngineParts, Event, FinishReason, GenerationError,
+    SubmitError,
 };
 use crate::sampler::Sampling;
 use crate::sequence::{Generation, OutputRules, StopRules};
-use crate::test_support::{Outcome, TestWorkers, collect, config, kernels, start, tiny_model};
+use crate::test_support::{
+    Outcome, TestWorkers, collect, config, kernels, make, start, tiny_model,
+};
 
 fn engine(config: EngineConfig) -> EngineHandle {
     let tiny = tiny_model(Preset::Mixtral, WeightFormat::Q8G64, WeightFormat::Q8G64);
@@ -151,4 +156,39 @@ fn shutdown_ends_everything_with_a_reason() {
     handle.shutdown();
     assert_eq!(collect(stream).failed, Some(GenerationError::ShuttingDown));
     assert_eq!(handle.submit(greedy("b", &[5; 3], 1)).unwrap_err(), SubmitError::ShuttingDown);
+}
+
+#[test]
+fn a_model_without_routed_experts_needs_no_worker() {
+    let config_json = serde_json::json!({ "first_k_dense_replace": 3 });
+    let options =
+        TinyOptions { config: config_json.as_object().unwrap().clone(), ..TinyOptions::default() };
+    let tiny = make(Preset::Glm4Moe, WeightFormat::Q8G64, WeightFormat::Q8G64, &options);
+    let handle = start(
+        &tiny,
+        TestWorkers::new(&tiny, kernels(Isa::Scalar).unwrap(), &[]),
+        config(64, 64, 1),
+    );
+    assert_eq!((handle.model_info().moe_layers, handle.model_info().experts), (0, 0));
+    assert_eq!(run(&handle, greedy("a", &[5, 6], 4)).tokens.len(), 4);
+}
+
+#[test]
+fn a_budget_without_a_page_is_refused() {
+    let tiny = tiny_model(Preset::Mixtral, WeightFormat::Q8G64, WeightFormat::Q8G64);
+    let kernels = kernels(Isa::Scalar).unwrap();
+    let parts = EngineParts {
+        container: Arc::clone(&tiny.container),
+        kernels,
+        tokenizer: Arc::clone(&tiny.tokenizer),
+        transport: Box::new(TestWorkers::new(&tiny, kernels, &[1.0])),
+        config: EngineConfig { kv_budget_bytes: 100, ..config(64, 64, 1) },
+    };
+    let error = Engine::start(parts).unwrap_err().to_string();
+    assert!(
+        error.starts_with(
+            "a KV budget of 100 bytes holds no page: 64 positions of this model take "
+        ),
+        "{error}"
+    );
 }
