@@ -15,7 +15,7 @@ mod load;
 mod markers;
 mod pieces;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::HashSet;
 use std::ops::Range;

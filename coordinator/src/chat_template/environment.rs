@@ -36,9 +36,8 @@ pub(super) fn build() -> Environment<'static> {
 /// Prints a value as Python's `str` does.
 fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     match value.kind() {
-        ValueKind::Number | ValueKind::Seq | ValueKind::Map => {
-            let text = python::text(value);
-            state.consume_fuel(u64::try_from(text.len() / 16).unwrap_or(u64::MAX))?;
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => {
+            let text = python::text(state, value)?;
             out.write_str(&text)
                 .map_err(|_| Error::new(ErrorKind::WriteFailure, "the output is closed"))
         }
@@ -46,19 +45,25 @@ fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Resu
     }
 }
 
-fn string(value: &Value) -> Value {
-    if value.kind() == ValueKind::String { value.clone() } else { Value::from(python::text(value)) }
+fn string(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
+    if value.kind() == ValueKind::String {
+        Ok(value.clone())
+    } else {
+        python::text(state, value).map(Value::from)
+    }
 }
 
 /// `join(value, d="", attribute=None)`.
 fn join(state: &State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let [separator, attribute] = python::arguments(&args.into_values(), ["d", "attribute"])?;
-    let separator = separator.map_or_else(String::new, |separator| python::text(&separator));
+    let separator =
+        separator.map_or(Ok(String::new()), |separator| python::text(state, &separator))?;
     let mut joined = String::new();
     for (index, item) in value.try_iter()?.enumerate() {
+        state.consume_fuel(1)?;
         let text = match &attribute {
-            Some(attribute) => python::text(&item.get_item(attribute)?),
-            None => python::text(&item),
+            Some(attribute) => python::text(state, &item.get_item(attribute)?)?,
+            None => python::text(state, &item)?,
         };
         state
             .consume_fuel(u64::try_from((text.len() + separator.len()) / 64).unwrap_or(u64::MAX))?;
@@ -70,9 +75,9 @@ fn join(state: &State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>) -> Resu
     Ok(joined)
 }
 
-fn trim(value: &Value, chars: Option<&str>) -> String {
-    let text = python::text(value);
-    methods::strip(&text, chars, true, true).to_owned()
+fn trim(state: &State<'_, '_>, value: &Value, chars: Option<&str>) -> Result<String, Error> {
+    let text = python::text(state, value)?;
+    Ok(methods::strip(&text, chars, true, true).to_owned())
 }
 
 /// What Python can iterate over. The renderer takes `none` for an empty list; a template that asks expects no.

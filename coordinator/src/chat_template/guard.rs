@@ -8,7 +8,8 @@
 //! request's markers are replaced by words that mean nothing before rendering, and put back as text afterwards: then
 //! the template cannot act on them, but nothing can be forged.
 //!
-//! A marker that the template itself builds around a name from the request (`'<|' + role + '|>'`) is the template's.
+//! A marker that the template itself builds is the template's, even around a name from the request
+//! (`'<|' + role + '|>'`) or by deleting letters inside a message, which no known template does.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -41,7 +42,7 @@ pub(super) fn encode_chat(
             marks.wrap(text, tokenizer, edges.of(text, part), marking)
         });
         let Ok(marked) = template.render_inputs(&marked) else { continue };
-        if let Some(starts) = marks.template_markers(tokenizer, &rendered, &marked) {
+        if let Some(starts) = marks.template_markers(tokenizer, &rendered, &marked, marking) {
             return Ok((tokenizer.encode_marked(&rendered, &starts)?, rendered));
         }
     }
@@ -129,19 +130,24 @@ impl Marks {
     }
 
     /// Where the template's own markers start in `rendered`, or `None` when the marked render is another text.
+    ///
+    /// A marker is the request's when it still has all its marks. A template that splits a message at a marker leaves
+    /// single marks behind, perhaps beside a marker that it writes itself.
     fn template_markers(
         &self,
         tokenizer: &Tokenizer,
         rendered: &str,
         marked: &str,
+        (before, after): (bool, bool),
     ) -> Option<Vec<usize>> {
         let counts = |c: char| !c.is_whitespace() && !self.is_mark(c);
         if !rendered.chars().filter(|c| counts(*c)).eq(marked.chars().filter(|c| counts(*c))) {
             return None;
         }
         let is_own = |range: &Range<usize>| {
-            !marked[..range.start].ends_with(self.open)
-                && !marked[range.end..].starts_with(self.close)
+            let opened = !before || marked[..range.start].ends_with(self.open);
+            let closed = !after || marked[range.end..].starts_with(self.close);
+            !(opened && closed)
         };
         let own: HashMap<usize, &str> =
             places(marked, &tokenizer.control_occurrences(marked), counts)

@@ -4,7 +4,7 @@
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::python::{arguments, float_repr};
+use super::python::{arguments, float_repr, items};
 
 /// Nesting beyond this is refused; Python gives up at about a thousand.
 const DEPTH_LIMIT: usize = 256;
@@ -37,7 +37,7 @@ pub(super) fn tojson(
         sort_keys: sort_keys.is_some_and(|flag| flag.is_true()),
     };
     if let Some(separators) = separators {
-        let pair: Vec<String> = separators.try_iter()?.map(|part| part.to_string()).collect();
+        let pair: Vec<String> = items(state, &separators)?.iter().map(Value::to_string).collect();
         let [item, key] = <[String; 2]>::try_from(pair).map_err(|_| {
             Error::new(ErrorKind::InvalidOperation, "tojson: separators must be a pair of strings")
         })?;
@@ -87,14 +87,14 @@ impl Layout {
             ValueKind::Number => out.push_str(&number(value)),
             ValueKind::String => self.string(state, value.as_str().unwrap_or_default(), out)?,
             ValueKind::Seq | ValueKind::Iterable => {
-                let items: Vec<Value> = value.try_iter()?.collect();
+                let items = items(state, value)?;
                 self.sequence(depth, ('[', ']'), items.len(), out, |index, out| {
                     self.write(state, &items[index], depth + 1, out)
                 })?;
             }
             ValueKind::Map => {
                 let mut pairs = Vec::new();
-                for key in value.try_iter()? {
+                for key in items(state, value)? {
                     let entry = value.get_item(&key)?;
                     pairs.push((key_text(&key)?, entry));
                 }

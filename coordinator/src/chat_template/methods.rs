@@ -7,7 +7,7 @@ use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
-use super::python::{arguments, is_space, split, split_lines};
+use super::python::{arguments, is_space, items, split, split_lines};
 
 pub(super) fn call(
     state: &mut State<'_, '_>,
@@ -17,7 +17,7 @@ pub(super) fn call(
 ) -> Result<Value, Error> {
     let own = match value.kind() {
         ValueKind::String => string(state, value.as_str().unwrap_or_default(), method, args)?,
-        ValueKind::Seq => sequence(value, method, args)?,
+        ValueKind::Seq => sequence(state, value, method, args)?,
         _ => None,
     };
     match own {
@@ -106,11 +106,16 @@ fn string(
     Ok(Some(result))
 }
 
-fn sequence(value: &Value, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+fn sequence(
+    state: &State<'_, '_>,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Option<Value>, Error> {
     match method {
         "index" => {
             let (what,): (&Value,) = from_args(args)?;
-            match value.try_iter()?.position(|item| item == *what) {
+            match items(state, value)?.iter().position(|item| item == what) {
                 Some(at) => Ok(Some(Value::from(at))),
                 None => Err(Error::new(ErrorKind::InvalidOperation, "value is not in the list")),
             }

@@ -1,9 +1,9 @@
 //! Small pieces of Python's behaviour that templates rely on.
 
 use minijinja::value::{Kwargs, ValueKind, from_args};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, ErrorKind, State, Value};
 
-/// Containers nested deeper than this are shown as the renderer shows them.
+/// Containers nested deeper than this are not shown.
 const REPR_DEPTH: usize = 64;
 
 /// Sorts a call's arguments, by place or by name, into a function's parameters. `None` and absent are the same.
@@ -103,22 +103,35 @@ pub(super) fn split<'a>(
     parts
 }
 
+/// The items of a sequence or the keys of a map, each paid for: a lazy sequence may be as long as it likes.
+pub(super) fn items(state: &State<'_, '_>, value: &Value) -> Result<Vec<Value>, Error> {
+    let mut items = Vec::new();
+    for item in value.try_iter()? {
+        state.consume_fuel(1)?;
+        items.push(item);
+    }
+    Ok(items)
+}
+
 /// `str` of a value: `repr` but for strings, which stand for themselves.
-pub(super) fn text(value: &Value) -> String {
+pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
     match value.kind() {
-        ValueKind::Number | ValueKind::Seq | ValueKind::Map => repr(value, 0),
-        _ => value.to_string(),
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map => repr(state, value, 0),
+        ValueKind::Iterable => Ok(format!("[{}]", reprs(state, value, 0)?.join(", "))),
+        _ => Ok(value.to_string()),
     }
 }
 
-/// `repr` of a value; beyond a depth that no prompt needs, of as much as the renderer shows itself.
-fn repr(value: &Value, depth: usize) -> String {
-    let shown = |items: Vec<String>| items.join(", ");
-    let each = |value: &Value, show: &dyn Fn(&Value) -> String| match value.try_iter() {
-        Ok(items) => items.map(|item| show(&item)).collect(),
-        Err(_) => Vec::new(),
-    };
-    match value.kind() {
+fn reprs(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<Vec<String>, Error> {
+    items(state, value)?.iter().map(|item| repr(state, item, depth + 1)).collect()
+}
+
+/// `repr` of a value; beyond a depth that no prompt needs it fails.
+fn repr(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<String, Error> {
+    if depth > REPR_DEPTH {
+        return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply"));
+    }
+    let text = match value.kind() {
         ValueKind::Number if !value.is_integer() => match f64::try_from(value.clone()) {
             Ok(number) if number.is_nan() => "nan".to_owned(),
             Ok(number) if number.is_infinite() => {
@@ -127,18 +140,29 @@ fn repr(value: &Value, depth: usize) -> String {
             Ok(number) => float_repr(number),
             Err(_) => value.to_string(),
         },
-        ValueKind::Seq if depth < REPR_DEPTH && !value.is_tuple() => {
-            format!("[{}]", shown(each(value, &|item| repr(item, depth + 1))))
+        ValueKind::Seq | ValueKind::Iterable => {
+            match (value.is_tuple(), reprs(state, value, depth)?.as_slice()) {
+                (true, [single]) => format!("({single},)"),
+                (true, parts) => format!("({})", parts.join(", ")),
+                (false, parts) => format!("[{}]", parts.join(", ")),
+            }
         }
-        ValueKind::Map if depth < REPR_DEPTH => {
-            let pair = |key: &Value| {
-                let entry = value.get_item(key).unwrap_or_default();
-                format!("{}: {}", repr(key, depth + 1), repr(&entry, depth + 1))
-            };
-            format!("{{{}}}", shown(each(value, &pair)))
+        ValueKind::Map => {
+            let mut pairs = Vec::new();
+            for key in items(state, value)? {
+                let entry = value.get_item(&key)?;
+                pairs.push(format!(
+                    "{}: {}",
+                    repr(state, &key, depth + 1)?,
+                    repr(state, &entry, depth + 1)?
+                ));
+            }
+            format!("{{{}}}", pairs.join(", "))
         }
         _ => format!("{value:?}"),
-    }
+    };
+    state.consume_fuel(u64::try_from(text.len() / 64).unwrap_or(u64::MAX))?;
+    Ok(text)
 }
 
 /// `repr` of a finite float: the shortest digits, an exponent from 1e16 upwards and below 1e-4.

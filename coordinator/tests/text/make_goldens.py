@@ -224,13 +224,14 @@ CHATS = [
 ]
 
 
-def chats():
+def chats(pairs):
     """Ids of whole chats whose messages hold no control markers."""
     golden = []
-    for name, template in CHATS:
-        tokenizer = AutoTokenizer.from_pretrained(HERE / "tokenizers" / name)
+    for directory, file in pairs:
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        name, template = directory.name, file.stem
         control = [token.content for token in tokenizer.added_tokens_decoder.values() if is_control(token)]
-        source = (HERE / "templates" / f"{template}.jinja").read_text()
+        source = file.read_text()
         for case in CASES:
             texts = list(strings(case["messages"])) + list(strings(case.get("tools", [])))
             if any(marker in text for marker in control for text in texts):
@@ -281,8 +282,9 @@ if __name__ == "__main__":
         train()
     for directory in sorted((HERE / "tokenizers").iterdir()):
         dump(f"ids-{directory.name}.json", ids_of(directory))
-    dump("chats.json", chats())
+    dump("chats.json", chats((HERE / "tokenizers" / name, HERE / "templates" / f"{template}.jinja") for name, template in CHATS))
     sources = sorted((HERE / "templates").glob("*.jinja"))
     dump("templates.json", {source.name: [render(source.read_text(), case) for case in CASES] for source in sources})
     if options.smol:
         dump("ids-smol.json", ids_of(options.smol))
+        dump("chats-smol.json", chats([(options.smol, options.smol / "chat_template.jinja")]))

@@ -1,5 +1,6 @@
 //! Ids and decoded texts equal those of transformers on the whole corpus.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -128,40 +129,52 @@ fn unigram_with_markers_in_its_vocabulary() {
 
 #[test]
 fn the_demo_models_tokenizer() {
-    match std::env::var_os(DEMO) {
-        Some(directory) => assert!(check("smol", load(&PathBuf::from(directory))) > 4_000),
-        None => eprintln!("skipped: {DEMO} does not name the demo checkpoint"),
-    }
+    let Some(directory) = std::env::var_os(DEMO).map(PathBuf::from) else {
+        eprintln!("skipped: {DEMO} does not name the demo checkpoint");
+        return;
+    };
+    assert!(check("smol", load(&directory)) > 4_000);
+    let template = std::fs::read_to_string(directory.join("chat_template.jinja")).unwrap();
+    let equal =
+        check_chats("goldens/chats-smol.json", |_, _| (directory.clone(), template.clone()));
+    assert!(equal >= 15, "only {equal} chats were compared");
 }
 
 #[test]
 fn whole_chats_encode_as_in_transformers() {
+    let equal = check_chats("goldens/chats.json", |tokenizer, template| {
+        let template = path("templates").join(format!("{template}.jinja"));
+        (path("tokenizers").join(tokenizer), std::fs::read_to_string(template).unwrap())
+    });
+    assert!(equal >= 100, "only {equal} chats were compared");
+}
+
+/// Compares the ids of whole chats; `find` gives the tokenizer's directory and the template's source.
+fn check_chats(golden: &str, find: impl Fn(&str, &str) -> (PathBuf, String)) -> usize {
     let cases = json("cases.json");
-    let chats = json("goldens/chats.json");
+    let mut loaded: BTreeMap<(String, String), (Tokenizer, ChatTemplate)> = BTreeMap::new();
+    let chats = json(golden);
     let mut equal = 0;
     for chat in chats.as_array().unwrap() {
-        let (name, template) =
-            (chat["tokenizer"].as_str().unwrap(), chat["template"].as_str().unwrap());
-        let config =
-            std::fs::read(path("tokenizers").join(name).join("tokenizer_config.json")).unwrap();
-        let source =
-            std::fs::read_to_string(path("templates").join(format!("{template}.jinja"))).unwrap();
-        let template = ChatTemplate::from_files(Some(&source), Some(&config)).unwrap().unwrap();
+        let text = |name: &str| chat[name].as_str().unwrap().to_owned();
+        let key = (text("tokenizer"), text("template"));
+        let (tokenizer, template) = loaded.entry(key.clone()).or_insert_with(|| {
+            let (directory, source) = find(&key.0, &key.1);
+            let config = std::fs::read(directory.join("tokenizer_config.json")).unwrap();
+            (
+                load(&directory),
+                ChatTemplate::from_files(Some(&source), Some(&config)).unwrap().unwrap(),
+            )
+        });
         let case =
             cases.as_array().unwrap().iter().find(|case| case["name"] == chat["case"]).unwrap();
         let (messages, options) = templates::case(case);
-        let (found, _) = template.encode_chat(&fixture(name), &messages, &options).unwrap();
+        let (found, _) = template.encode_chat(tokenizer, &messages, &options).unwrap();
         let expected = ids(&chat["ids"]);
         let at =
             found.iter().zip(&expected).take_while(|(found, expected)| found == expected).count();
-        assert_eq!(
-            found[at..],
-            expected[at..],
-            "{name}, {}, {} from id {at}",
-            chat["template"],
-            chat["case"]
-        );
+        assert_eq!(found[at..], expected[at..], "{key:?}, {} from id {at}", chat["case"]);
         equal += 1;
     }
-    assert!(equal >= 100, "only {equal} chats were compared");
+    equal
 }
