@@ -12,5 +12,6 @@ mod kernels_f64;
 mod kernels_spec;
 mod oracle_smol;
 mod oracle_tiny;
+mod protocol;
 mod same_bytes;
 mod tidy;

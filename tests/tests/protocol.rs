@@ -1,0 +1,9 @@
+//! The expert stream between real clients and servers on loopback: what is refused, what is counted, what survives.
+
+mod bench;
+mod faults;
+mod frames;
+mod hello;
+mod meddler;
+mod raw;
+mod transport;

@@ -1,0 +1,155 @@
+//! Real processes that are killed, stopped or slowed down while they generate.
+
+use std::{
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use shimmer_model::{NumericClass, tiny::Preset};
+use shimmer_proto::v1::{GenerateResponse, generate_response::Event};
+use shimmer_tests::{
+    client::{Generation, greedy},
+    cluster::{Cluster, ClusterOptions},
+    models::TinyModel,
+    process::{Process, shimmer_binary},
+    wait::wait_until,
+};
+use tonic::{Code, Status, Streaming};
+
+/// For anything that a loaded machine does in a moment.
+const SOON: Duration = Duration::from_secs(60);
+/// What the clusters here are told to wait for a layer.
+const LAYER_TIMEOUT: Duration = Duration::from_millis(1500);
+
+const PROMPT: [u32; 4] = [72, 101, 108, 111];
+
+fn cluster(model: &TinyModel, workers: usize) -> Cluster {
+    let mut options = ClusterOptions::new(&model.container(NumericClass::default()), workers);
+    options.args = vec!["--layer-timeout".to_owned(), format!("{}ms", LAYER_TIMEOUT.as_millis())];
+    Cluster::start(&options)
+}
+
+fn generate(cluster: &Cluster, tokens: u32) -> Generation {
+    cluster.generate(greedy(&PROMPT, tokens)).unwrap()
+}
+
+/// Begins a long generation and returns when it streams.
+fn begin(cluster: &Cluster) -> Streaming<GenerateResponse> {
+    cluster.block_on(async {
+        let mut client = shimmer_tests::client::connect(cluster.port).await.unwrap();
+        let mut stream = client.generate(greedy(&PROMPT, 400)).await.unwrap().into_inner();
+        loop {
+            let response = stream.message().await.unwrap().unwrap();
+            if matches!(response.event, Some(Event::Delta(_))) {
+                return stream;
+            }
+        }
+    })
+}
+
+/// Reads a stream to its end, which must be an error or the last event; not a hang.
+fn finish(cluster: &Cluster, mut stream: Streaming<GenerateResponse>) -> Result<(), Status> {
+    cluster.block_on(async {
+        let read = async {
+            while stream.message().await?.is_some() {}
+            Ok(())
+        };
+        tokio::time::timeout(SOON, read).await.expect("the stream ends in time")
+    })
+}
+
+/// A fault of one worker ends the request with UNAVAILABLE that names it; after it is over the same request gives the same
+/// bytes, without a restart of the coordinator.
+fn check(fault: impl FnOnce(&mut Cluster), mend: impl FnOnce(&mut Cluster)) {
+    let model = TinyModel::new(Preset::Glm4Moe);
+    let mut cluster = cluster(&model, 2);
+    let before = generate(&cluster, 24);
+    let stream = begin(&cluster);
+    let begun = Instant::now();
+    fault(&mut cluster);
+    let status = finish(&cluster, stream).unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains("127.0.0.1"), "the message names the worker: {status}");
+    assert!(begun.elapsed() < SOON / 2, "no hang beyond the deadline");
+    assert!(cluster.coordinator.ended().is_none(), "the coordinator lives on");
+    mend(&mut cluster);
+    cluster.wait_until_serving(2);
+    let after = generate(&cluster, 24);
+    assert_eq!((before.tokens, before.logits_sha256), (after.tokens, after.logits_sha256));
+}
+
+#[test]
+fn a_killed_worker_ends_requests_and_comes_back() {
+    check(|cluster| cluster.workers[1].process.kill(), |cluster| cluster.restart_worker(1));
+}
+
+#[test]
+fn a_stopped_worker_ends_requests_and_comes_back() {
+    check(
+        |cluster| cluster.workers[0].process.signal("STOP"),
+        |cluster| cluster.workers[0].process.signal("CONT"),
+    );
+}
+
+#[test]
+fn requests_are_refused_while_a_worker_is_away() {
+    let model = TinyModel::new(Preset::Glm4Moe);
+    let mut cluster = cluster(&model, 2);
+    cluster.workers[1].process.kill();
+    let away = |cluster: &Cluster| {
+        let statuses = cluster.worker_statuses().unwrap_or_default();
+        statuses.iter().any(|worker| worker.state != "serving")
+    };
+    wait_until("the loss to be seen", SOON, || away(&cluster));
+    let status = cluster.generate(greedy(&PROMPT, 4)).unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    cluster.restart_worker(1);
+    cluster.wait_until_serving(2);
+    assert_eq!(generate(&cluster, 4).tokens.len(), 4);
+}
+
+#[test]
+fn a_slow_worker_changes_no_byte() {
+    let model = TinyModel::new(Preset::Glm4Moe);
+    let cluster = cluster(&model, 2);
+    let before = generate(&cluster, 24);
+    let done = AtomicBool::new(false);
+    let slow = std::thread::scope(|scope| {
+        // Stopped most of the time: each signal takes a process of its own to send.
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                cluster.workers[0].process.signal("STOP");
+                cluster.workers[0].process.signal("CONT");
+            }
+        });
+        let slow = cluster.generate(greedy(&PROMPT, 24));
+        done.store(true, Ordering::Relaxed);
+        slow
+    });
+    let slow = slow.unwrap();
+    assert_eq!((before.tokens, before.logits_sha256), (slow.tokens, slow.logits_sha256));
+}
+
+#[test]
+fn a_worker_needs_no_home_and_ends_on_request() {
+    let model = TinyModel::new(Preset::Glm4Moe);
+    let logs = tempfile::TempDir::new().unwrap();
+    let mut command = Command::new(shimmer_binary());
+    let container = model.container(NumericClass::default());
+    command.args([
+        "worker",
+        "--id",
+        "w",
+        "--listen",
+        "127.0.0.1:0",
+        "--threads",
+        "1",
+        "--container",
+    ]);
+    command.arg(container).env_remove("HOME");
+    let mut worker = Process::spawn("worker", command, logs.path());
+    worker.listening_port(SOON);
+    worker.signal("TERM");
+    assert!(worker.wait_for_end(SOON).success(), "{}", worker.log());
+}

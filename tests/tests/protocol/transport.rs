@@ -1,0 +1,309 @@
+//! A coordinator's links: the same bytes from any number of workers, and what happens when one fails.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use shimmer_coordinator::{
+    dispatch::{ExpertTransport as _, TransportError},
+    transport::RemoteWorkers,
+};
+use shimmer_tests::wait::{wait_for, wait_until};
+use shimmer_worker::ServeConfig;
+
+use super::{
+    bench::{
+        self, SOON, WorkerServer, connect, connect_all, expected_sums, moe_layers, quick, run_step,
+        wait_complete, wait_told,
+    },
+    meddler::{Fault, Meddler},
+};
+
+fn servers(weights: &[f64]) -> Vec<WorkerServer> {
+    let start = |(index, &weight): (usize, &f64)| {
+        let core = bench::core(bench::container(), &format!("w{index}"), weight);
+        WorkerServer::with(core, 0, ServeConfig::default())
+    };
+    weights.iter().enumerate().map(start).collect()
+}
+
+fn addresses(servers: &[WorkerServer]) -> Vec<String> {
+    servers.iter().map(WorkerServer::address).collect()
+}
+
+/// Owners of all experts.
+fn owners(remote: &RemoteWorkers) -> Vec<usize> {
+    let experts = moe_layers().into_iter().flat_map(|(layer, n)| (0..n).map(move |e| (layer, e)));
+    experts.map(|(layer, e)| remote.owner(layer, e).unwrap()).collect()
+}
+
+/// The loss that a step ends with.
+fn lost(remote: &mut RemoteWorkers, step: u64) -> (usize, String) {
+    match run_step(remote, step, 2) {
+        Err(TransportError::Lost { worker, detail }) => (worker, detail),
+        other => panic!("expected a lost worker, got {other:?}"),
+    }
+}
+
+#[test]
+fn any_number_of_workers_gives_the_same_sums() {
+    for rows in [1, 5, 70] {
+        let expected = expected_sums(rows);
+        for weights in [&[1.0][..], &[1.0, 1.0], &[3.0, 1.0], &[1.0; 3], &[1.0, 2.0, 3.0, 4.0, 5.0]]
+        {
+            let servers = servers(weights);
+            let mut remote = connect_all(&addresses(&servers));
+            assert_eq!(
+                run_step(&mut remote, 1, rows).unwrap(),
+                expected,
+                "{weights:?}, {rows} rows"
+            );
+        }
+    }
+}
+
+#[test]
+fn sixteen_workers_and_more_workers_than_experts() {
+    let servers = servers(&[1.0; 16]);
+    let mut remote = connect_all(&addresses(&servers));
+    let expected = expected_sums(3);
+    for step in 1..4 {
+        assert_eq!(run_step(&mut remote, step, 3).unwrap(), expected);
+    }
+    let (layers, most) = (moe_layers(), moe_layers().iter().map(|&(_, n)| n).max().unwrap());
+    assert!(most <= 16, "a layer has at most as many experts as there are workers");
+    let used: BTreeSet<usize> = owners(&remote).into_iter().collect();
+    assert!(used.len() > 8, "{layers:?} spread over {used:?}");
+}
+
+#[test]
+fn two_coordinators_share_one_worker() {
+    let servers = servers(&[1.0, 1.0]);
+    let mut one = connect_all(&addresses(&servers));
+    // The other coordinator has one of the workers alone, so it assigns it everything.
+    let mut two = connect_all(&addresses(&servers[..1]));
+    let expected = expected_sums(4);
+    for step in 1..6 {
+        assert_eq!(run_step(&mut one, step, 4).unwrap(), expected);
+        assert_eq!(run_step(&mut two, step, 4).unwrap(), expected);
+    }
+    drop(one);
+    assert_eq!(run_step(&mut two, 9, 4).unwrap(), expected);
+    assert_eq!(servers[0].core.counters().snapshot().sessions, 2);
+}
+
+#[test]
+fn the_worker_listens_again_when_its_coordinator_leaves() {
+    let servers = servers(&[1.0]);
+    let expected = expected_sums(2);
+    for round in 1..4 {
+        let mut remote = connect_all(&addresses(&servers));
+        assert_eq!(run_step(&mut remote, 1, 2).unwrap(), expected);
+        drop(remote);
+        assert_eq!(servers[0].core.counters().snapshot().sessions, round);
+    }
+}
+
+#[test]
+fn a_worker_that_restarts_serves_again() {
+    let mut servers = servers(&[1.0, 1.0]);
+    let mut remote = connect_all(&addresses(&servers));
+    let expected = expected_sums(2);
+    assert_eq!(run_step(&mut remote, 1, 2).unwrap(), expected);
+    let placed = owners(&remote);
+    let gone = servers.remove(1);
+    let port = gone.port;
+    drop(gone);
+    wait_until("the loss to be seen", SOON, || !remote.status().borrow().complete);
+    let (worker, detail) = match run_step(&mut remote, 2, 2) {
+        Err(TransportError::Lost { worker, detail }) => (worker, detail),
+        // No live owner: the step was not begun.
+        Err(TransportError::Closed) => (1, "w1".to_owned()),
+        other => panic!("a step without a worker: {other:?}"),
+    };
+    assert_eq!(worker, 1);
+    assert!(detail.contains("w1"), "{detail}");
+    let core = bench::core(bench::container(), "w1", 1.0);
+    servers.push(WorkerServer::with(core, port, ServeConfig::default()));
+    wait_complete(&remote);
+    assert_eq!(run_step(&mut remote, 3, 2).unwrap(), expected);
+    assert_eq!(owners(&remote), placed, "nothing moved");
+}
+
+#[test]
+fn a_worker_that_comes_back_as_another_one_is_placed_anew() {
+    let mut servers = servers(&[1.0, 1.0]);
+    let mut remote = connect_all(&addresses(&servers));
+    let (_, before) = remote.fence_base();
+    let gone = servers.remove(1);
+    let port = gone.port;
+    drop(gone);
+    let core = bench::core(bench::container(), "bigger", 8.0);
+    servers.push(WorkerServer::with(core, port, ServeConfig::default()));
+    wait_until("a new placement", SOON, || {
+        remote.fence_base().1 > before && remote.status().borrow().complete
+    });
+    assert_eq!(run_step(&mut remote, 1, 2).unwrap(), expected_sums(2));
+    let owners = owners(&remote);
+    assert!(owners.iter().filter(|&&owner| owner == 1).count() > owners.len() / 2);
+}
+
+#[test]
+fn a_hanging_worker_costs_its_deadline_and_no_more() {
+    let meddler = Meddler::start("w", Fault::Stalls);
+    let config = shimmer_coordinator::transport::RemoteConfig {
+        layer_floor: Duration::from_millis(100),
+        layer_ceiling: Duration::from_millis(300),
+        ..quick(&[meddler.address()])
+    };
+    let mut remote = connect(config);
+    wait_complete(&remote);
+    let begun = Instant::now();
+    let (worker, detail) = lost(&mut remote, 1);
+    assert_eq!(worker, 0);
+    assert!(
+        detail.contains("worker w (127.0.0.1:") && detail.contains("no answer for layer"),
+        "{detail}"
+    );
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    assert!(begun.elapsed() < SOON / 2);
+    meddler.mend();
+    wait_complete(&remote);
+    let sums = wait_for("a step after the reconnect", SOON, || run_step(&mut remote, 2, 2).ok());
+    assert_eq!(sums, expected_sums(2));
+}
+
+#[test]
+fn the_callers_deadline_comes_first() {
+    let meddler = Meddler::start("w", Fault::Stalls);
+    let mut remote = connect_all(&[meddler.address()]);
+    let (epoch, generation) = remote.fence_base();
+    let (layer, _) = moe_layers()[0];
+    let fence =
+        shimmer_proto::expert::v1::Fence { epoch, generation, step: 1, layer, attempt: 0, part: 0 };
+    remote.send(0, bench::work(fence, &[0], 1, 1)).unwrap();
+    let deadline = Instant::now() + Duration::from_millis(50);
+    assert_eq!(remote.receive(deadline).unwrap_err(), TransportError::Timeout);
+    remote.give_up(0, "the step's deadline passed");
+    wait_until("the session to be renewed", SOON, || remote.counters().losses > 0);
+    wait_complete(&remote);
+}
+
+#[test]
+fn a_damaged_result_never_enters_a_sum() {
+    let meddler = Meddler::start("w", Fault::FlippedBit);
+    let mut remote = connect_all(&[meddler.address()]);
+    let (_, detail) = lost(&mut remote, 1);
+    assert!(detail.contains("a damaged result: checksum"), "{detail}");
+    assert_eq!(remote.counters().corrupt_frames, 1);
+    meddler.mend();
+    wait_until("the worker to be back", SOON, || {
+        remote.counters().connects > 1 && remote.status().borrow().complete
+    });
+    assert_eq!(run_step(&mut remote, 2, 2).unwrap(), expected_sums(2));
+}
+
+#[test]
+fn oversized_results_and_closed_streams_are_losses() {
+    for (fault, text) in
+        [(Fault::Oversized, "the connection broke"), (Fault::HangsUp, "ended the stream")]
+    {
+        let meddler = Meddler::start("w", fault);
+        let mut remote = connect_all(&[meddler.address()]);
+        let (_, detail) = lost(&mut remote, 1);
+        assert!(detail.contains(text), "{detail}");
+    }
+}
+
+#[test]
+fn late_duplicate_and_foreign_replies_are_dropped_and_counted() {
+    let meddler = Meddler::start("w", Fault::Repeats);
+    let mut remote = connect_all(&[meddler.address()]);
+    let expected = expected_sums(3);
+    for step in 1..4 {
+        assert_eq!(run_step(&mut remote, step, 3).unwrap(), expected);
+    }
+    let dropped = remote.counters().dropped;
+    assert!(dropped.stale > 0 && dropped.unknown > 0, "{dropped:?}");
+    assert!(dropped.duplicate + dropped.stale > 3, "{dropped:?}");
+}
+
+#[test]
+fn a_load_without_progress_is_given_up() {
+    let meddler = Meddler::start("w", Fault::NeverReady);
+    let config = shimmer_coordinator::transport::RemoteConfig {
+        load_stall_timeout: Duration::from_millis(100),
+        ..quick(&[meddler.address()])
+    };
+    let remote = connect(config);
+    wait_until("the load to be given up", SOON, || remote.counters().losses > 1);
+    meddler.mend();
+    wait_complete(&remote);
+}
+
+#[test]
+fn unreachable_workers_are_told_and_tried_again() {
+    let port = {
+        let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        probe.local_addr().unwrap().port()
+    };
+    let servers = servers(&[1.0]);
+    let both = [servers[0].address(), format!("127.0.0.1:{port}")];
+    let remote = connect(quick(&both));
+    wait_told(&remote, 1, "connecting", "connecting to 127.0.0.1");
+    wait_told(&remote, 0, "loading", "waiting for the other workers");
+    assert_eq!(remote.owner(moe_layers()[0].0, 0), None);
+    let core = bench::core(bench::container(), "late", 1.0);
+    let _late = WorkerServer::with(core, port, ServeConfig::default());
+    wait_complete(&remote);
+}
+
+#[test]
+fn something_else_on_the_port_is_refused_by_name() {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (_, health) = tonic_health::server::health_reporter();
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    let server =
+        tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming);
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn_on(server, runtime.handle());
+    let remote = connect(quick(&[address]));
+    wait_told(&remote, 0, "refused", "no expert service");
+}
+
+#[test]
+fn workers_report_health() {
+    use tonic_health::pb::{
+        HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+    };
+    let server = WorkerServer::start("w");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let status = runtime.block_on(async {
+        let endpoint =
+            shimmer_proto::channel::endpoint(&server.address().parse().unwrap()).unwrap();
+        let mut client = HealthClient::new(endpoint.connect().await.unwrap());
+        let request = HealthCheckRequest { service: "shimmer.expert.v1.ExpertService".to_owned() };
+        client.check(request).await.unwrap().into_inner().status()
+    });
+    assert_eq!(status, ServingStatus::Serving);
+}
+
+#[test]
+fn configurations_that_cannot_work_are_refused() {
+    let model = || {
+        shimmer_coordinator::transport::ClusterModel::from_container(&bench::container(), "test")
+            .unwrap()
+    };
+    assert!(RemoteWorkers::start(quick(&[]), model()).unwrap_err().to_string().contains("empty"));
+    let twice = ["h:1".to_owned(), "h:1".to_owned()];
+    assert!(
+        RemoteWorkers::start(quick(&twice), model())
+            .unwrap_err()
+            .to_string()
+            .contains("h:1 is listed twice")
+    );
+}
