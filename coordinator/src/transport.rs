@@ -92,7 +92,7 @@ struct ClusterLayer {
 /// Links that cannot be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum RemoteError {
     /// No workers were named.
     #[error("the list of workers is empty")]
     NoWorkers,
@@ -115,12 +115,18 @@ pub enum Error {
     Thread(#[from] std::io::Error),
     /// The container could not be read.
     #[error(transparent)]
-    Model(#[from] shimmer_model::Error),
+    Model(Box<shimmer_model::Error>),
+}
+
+impl From<shimmer_model::Error> for RemoteError {
+    fn from(error: shimmer_model::Error) -> Self {
+        Self::Model(Box::new(error))
+    }
 }
 
 impl ClusterModel {
     /// Collects identity, sizes and self-tests of a container. `build` is told to workers and not compared.
-    pub fn from_container(container: &Container, build: &str) -> Result<Self, Error> {
+    pub fn from_container(container: &Container, build: &str) -> Result<Self, RemoteError> {
         let manifest = container.manifest();
         let config = container.config();
         let mut layers = Vec::new();
@@ -130,10 +136,10 @@ impl ClusterModel {
                     let text = &container.expert_entry(layer, expert)?.self_test;
                     let mut digest = [0; 16];
                     hex::decode_to_slice(text, &mut digest)
-                        .map_err(|_| Error::SelfTest { layer, expert })?;
+                        .map_err(|_| RemoteError::SelfTest { layer, expert })?;
                     Ok(digest)
                 })
-                .collect::<Result<Vec<_>, Error>>()?;
+                .collect::<Result<Vec<_>, RemoteError>>()?;
             let slab_bytes = container.expert_layout(layer)?.slab_bytes() as u64;
             layers.push(ClusterLayer { layer, slab_bytes, self_tests });
         }

@@ -55,5 +55,11 @@ pub enum Error {
     },
     /// The container could not be read.
     #[error(transparent)]
-    Model(#[from] shimmer_model::Error),
+    Model(Box<shimmer_model::Error>),
+}
+
+impl From<shimmer_model::Error> for Error {
+    fn from(error: shimmer_model::Error) -> Self {
+        Self::Model(Box::new(error))
+    }
 }

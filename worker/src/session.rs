@@ -258,3 +258,6 @@ impl ExpertSession {
 fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ClusterModel, Error, RemoteConfig,
+    ClusterModel, RemoteConfig, RemoteError,
     board::{Board, Plan},
     latency::LatencyTracker,
     link::{Event, Lane, Link, News},
@@ -92,13 +92,13 @@ impl Peer {
 
 impl RemoteWorkers {
     /// Starts the links and returns at once; [`Self::status`] tells when the cluster is complete.
-    pub fn start(config: RemoteConfig, model: ClusterModel) -> Result<Self, Error> {
+    pub fn start(config: RemoteConfig, model: ClusterModel) -> Result<Self, RemoteError> {
         if config.addresses.is_empty() {
-            return Err(Error::NoWorkers);
+            return Err(RemoteError::NoWorkers);
         }
         for (index, address) in config.addresses.iter().enumerate() {
             if config.addresses[..index].contains(address) {
-                return Err(Error::RepeatedWorker { address: address.clone() });
+                return Err(RemoteError::RepeatedWorker { address: address.clone() });
             }
         }
         // Later than every earlier coordinator of this cluster, as far as clocks go; workers only compare for equality.

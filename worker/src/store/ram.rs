@@ -55,15 +55,18 @@ struct RamClaim {
 
 impl Claim for RamClaim {}
 
+/// The batch that holds an expert, and which of its slabs it is.
+type Place = (Arc<Batch>, usize);
+
 #[derive(Debug, Default)]
 struct Resident {
     batches: Vec<Arc<Batch>>,
     /// By layer and expert: the batch that holds the expert, and its place there.
-    table: Vec<Vec<Option<(Arc<Batch>, usize)>>>,
+    table: Vec<Vec<Option<Place>>>,
 }
 
 impl Resident {
-    fn find(&self, layer: u32, expert: u32) -> Option<&(Arc<Batch>, usize)> {
+    fn find(&self, layer: u32, expert: u32) -> Option<&Place> {
         self.table.get(layer as usize)?.get(expert as usize)?.as_ref()
     }
 
@@ -215,7 +218,6 @@ impl RamStore {
             }
             work();
         });
-        drop(slots);
         match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
             None => Ok(batches.into_iter().map(Arc::new).collect()),

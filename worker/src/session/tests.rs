@@ -1,0 +1,175 @@
+use shimmer_kernels::{ActivationRows, Isa, Kernels, WeightFormat};
+use shimmer_model::{Container, tiny::Preset};
+use shimmer_proto::expert::v1::{ActivationFormat, Fence, expert_result::Payload};
+
+use super::*;
+use crate::{WorkerConfig, store::NoProgress, testing};
+
+const LAYER: u32 = 1;
+
+fn session(container: &Arc<Container>, threads: usize, isa: Option<Isa>) -> ExpertSession {
+    let config = WorkerConfig {
+        id: "w".to_owned(),
+        weight: 1.0,
+        ram_budget_bytes: None,
+        threads,
+        pool: None,
+        build: "test".to_owned(),
+    };
+    let core = ExpertCore::new(Arc::clone(container), Kernels::new(isa).unwrap(), config).unwrap();
+    let mut session = core.session();
+    let layers = container.config().moe_layers();
+    let layers =
+        layers.map(|(layer, n)| LayerExperts { layer, experts: (0..n).collect() }).collect();
+    session.assign(&Assign { epoch: 5, generation: 2, layers }, &NoProgress).unwrap();
+    session
+}
+
+/// Every expert on some of the rows; `per_row` experts of each row on average.
+fn work(session: &ExpertSession, experts: &[u32], rows: u32, stride: u32) -> ExpertWork {
+    let core = session.core();
+    let hidden = core.hidden();
+    let value = |index: usize| f32::from(u16::try_from(index * 7919 % 509).unwrap()) / 254.5 - 1.0;
+    let x: Vec<f32> = (0..rows as usize * hidden).map(value).collect();
+    let mut activations = ActivationRows::new();
+    activations.set(core.kernels(), core.format(), &x, rows as usize, hidden);
+    let mut wire = Vec::new();
+    activations.write_wire(&mut wire);
+    let mut work = ExpertWork {
+        fence: Some(Fence { epoch: 5, generation: 2, step: 1, layer: LAYER, attempt: 0, part: 0 }),
+        format: core.wire_format().into(),
+        row_count: rows,
+        rows: wire.into(),
+        experts: experts.to_vec(),
+        ..ExpertWork::default()
+    };
+    for &expert in experts {
+        let taken: Vec<u32> =
+            (0..rows).filter(|row| (row + expert) % stride == 0 || *row == expert % rows).collect();
+        work.item_rows.push(u32::try_from(taken.len()).unwrap());
+        work.gates.extend(
+            taken.iter().map(|row| 0.0625 * f32::from(u16::try_from(row % 15 + 1).unwrap())),
+        );
+        work.row_indices.extend(taken);
+    }
+    checksum::seal_work(&mut work);
+    work
+}
+
+/// The exact sums that a payload stands for.
+fn sums(session: &ExpertSession, work: &ExpertWork, payload: &Payload) -> Vec<i64> {
+    let hidden = session.core().hidden();
+    match payload {
+        Payload::Accumulators(bytes) => {
+            bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
+        }
+        Payload::Outputs(bytes) => {
+            let values: Vec<f32> =
+                bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            let mut sums = vec![0; work.row_count as usize * hidden];
+            for ((output, &row), &gate) in
+                values.chunks_exact(hidden).zip(&work.row_indices).zip(&work.gates)
+            {
+                let row = &mut sums[row as usize * hidden..][..hidden];
+                shimmer_kernels::combine::accumulate(row, gate, output).unwrap();
+            }
+            sums
+        }
+    }
+}
+
+#[test]
+fn threads_instruction_sets_and_pools_do_not_change_a_byte() {
+    for format in [WeightFormat::Q8G64, WeightFormat::F32] {
+        let (_dir, container) = testing::container(Preset::Qwen3Moe, format);
+        let mut reference = session(&container, 1, Some(Isa::Scalar));
+        let mut others = [session(&container, 1, None), session(&container, 3, None)];
+        let experts: Vec<u32> = (0..13).collect();
+        for (rows, stride) in [(1, 1), (3, 2), (70, 3), (300, 40)] {
+            let work = work(&reference, &experts, rows, stride);
+            let expected = reference.work(&work).unwrap().payload;
+            for other in &mut others {
+                assert_eq!(other.work(&work).unwrap().payload, expected, "{format}, {rows} rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_smaller_payload_is_sent_and_both_mean_the_same() {
+    let (_dir, container) = testing::container(Preset::Qwen3Moe, WeightFormat::Q8G64);
+    let mut session = session(&container, 1, None);
+    let all = work(&session, &[0, 1, 2, 3], 4, 1);
+    let result = session.work(&all).unwrap();
+    let Some(Payload::Accumulators(_)) = &result.payload else {
+        panic!("four experts a row make sums smaller")
+    };
+    let together = sums(&session, &all, result.payload.as_ref().unwrap());
+    let mut apart = vec![0; together.len()];
+    for expert in 0..4 {
+        let mut one = work(&session, &[expert], 4, 1);
+        let at = all.item_rows[..expert as usize].iter().sum::<u32>() as usize;
+        one.gates.copy_from_slice(&all.gates[at..at + 4]);
+        checksum::seal_work(&mut one);
+        let result = session.work(&one).unwrap();
+        let Some(Payload::Outputs(_)) = &result.payload else {
+            panic!("one expert a row makes outputs smaller")
+        };
+        for (sum, term) in
+            apart.iter_mut().zip(sums(&session, &one, result.payload.as_ref().unwrap()))
+        {
+            *sum += term;
+        }
+    }
+    assert_eq!(together, apart);
+}
+
+#[test]
+fn self_tests_match_the_manifest() {
+    let (_dir, container) = testing::container(Preset::Glm4Moe, WeightFormat::Q4G64);
+    let mut session = session(&container, 2, None);
+    for (layer, experts) in container.config().moe_layers() {
+        for expert in 0..experts {
+            let found = session.self_test(layer, expert).unwrap();
+            let expected = &container.expert_entry(layer, expert).unwrap().self_test;
+            let found: String = found.digest.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(&found, expected, "expert {expert} of layer {layer}");
+        }
+    }
+    assert_eq!(session.self_test(0, 0).unwrap_err().code(), ErrorCode::NotOwned);
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_by_name() {
+    let (_dir, container) = testing::container(Preset::Glm4Moe, WeightFormat::Q8G64);
+    let good = WorkerConfig {
+        id: "w".to_owned(),
+        weight: 1.0,
+        ram_budget_bytes: None,
+        threads: 1,
+        pool: None,
+        build: "test".to_owned(),
+    };
+    let check = |config: WorkerConfig, expected: &str| {
+        let error = ExpertCore::new(Arc::clone(&container), Kernels::new(None).unwrap(), config)
+            .unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    check(WorkerConfig { id: String::new(), ..good.clone() }, "setting id is");
+    check(WorkerConfig { id: "two words".to_owned(), ..good.clone() }, "setting id is two words");
+    check(WorkerConfig { weight: f64::NAN, ..good.clone() }, "setting weight is NaN");
+    check(WorkerConfig { weight: -1.0, ..good.clone() }, "setting weight is -1");
+    check(WorkerConfig { threads: 0, ..good.clone() }, "setting threads is 0");
+    check(WorkerConfig { ram_budget_bytes: Some(u64::MAX), ..good }, "does not fit");
+}
+
+#[test]
+fn the_wire_format_is_the_one_of_the_class() {
+    for (format, expected) in [
+        (WeightFormat::Q4G64, ActivationFormat::A8g64),
+        (WeightFormat::Bf16, ActivationFormat::F32),
+    ] {
+        let (_dir, container) = testing::container(Preset::Olmoe, format);
+        assert_eq!(session(&container, 1, None).core().wire_format(), expected);
+    }
+}
