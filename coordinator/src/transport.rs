@@ -1,9 +1,8 @@
 //! Workers behind sockets.
 //!
-//! Each worker has a [link](link): a thread with its own runtime that connects, greets, assigns, tests, and then carries
-//! bytes; it reconnects for ever. The [board](board) is what the links agree on: who is there, and the placement that
-//! follows. [`RemoteWorkers`] is the step thread's end: it never waits without a deadline and lets only awaited replies
-//! through.
+//! Each worker has a [link](link) that connects, greets, assigns, tests, and then carries bytes; it reconnects for ever.
+//! The [board](board) is what the links agree on: who is there, and the placement that follows. [`RemoteWorkers`] is the
+//! step thread's end: it never waits without a deadline and lets only awaited replies through.
 
 mod backoff;
 mod board;
@@ -48,6 +47,8 @@ pub struct RemoteConfig {
     pub backoff_max: Duration,
     /// Wait before a worker that was refused is tried again: it will not change by itself.
     pub refused_retry: Duration,
+    /// Threads that carry bytes; the workers are shared out over them.
+    pub io_threads: usize,
 }
 
 impl RemoteConfig {
@@ -66,6 +67,8 @@ impl RemoteConfig {
             backoff_min: Duration::from_millis(100),
             backoff_max: Duration::from_secs(5),
             refused_retry: Duration::from_secs(5),
+            // One moves more than a 10 Gbit/s network brings; more threads only fight for cores with the compute.
+            io_threads: 1,
         }
     }
 }

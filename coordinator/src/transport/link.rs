@@ -1,4 +1,4 @@
-//! The thread of one worker: connects, runs a session, and tries again when it ends.
+//! The way to one worker: connects, runs a session, and tries again when it ends.
 
 use std::{
     sync::{
@@ -14,7 +14,10 @@ use shimmer_proto::{
     address::PeerAddress,
     expert::v1::{ExpertResult, SessionRequest, WorkerError},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -127,15 +130,24 @@ pub(super) struct Link {
     pub(super) shutdown: CancellationToken,
 }
 
-impl Link {
-    /// Starts the thread.
-    pub(super) fn start(self) -> std::io::Result<JoinHandle<()>> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        std::thread::Builder::new()
-            .name(format!("link-{}", self.worker))
-            .spawn(move || runtime.block_on(self.run()))
-    }
+/// Starts a thread that carries some links. They share a thread because one wake-up then serves several workers: on a
+/// host with few cores that is what a round trip costs.
+pub(super) fn start(index: usize, links: Vec<Link>) -> std::io::Result<JoinHandle<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let carry = async move {
+        let mut tasks: JoinSet<()> = links.into_iter().map(Link::run).collect();
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a link failed");
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name(format!("links-{index}"))
+        .spawn(move || runtime.block_on(carry))
+}
 
+impl Link {
     async fn run(self) {
         let Self { worker, ref config, .. } = self;
         let seed = self.epoch ^ (worker as u64).wrapping_mul(0x2545_f491_4f6c_dd1d);

@@ -22,7 +22,7 @@ use super::{
     ClusterModel, RemoteConfig, RemoteError,
     board::{Board, Plan},
     latency::LatencyTracker,
-    link::{Event, Lane, Link, News},
+    link::{self, Event, Lane, Link, News},
     status::ClusterStatus,
 };
 use crate::{
@@ -124,6 +124,8 @@ impl RemoteWorkers {
             shutdown,
             threads: Vec::new(),
         };
+        let carriers = config.io_threads.clamp(1, config.addresses.len());
+        let mut carried: Vec<Vec<Link>> = (0..carriers).map(|_| Vec::new()).collect();
         for (worker, address) in config.addresses.iter().enumerate() {
             let lane = Arc::<Lane>::default();
             let link = Link {
@@ -137,7 +139,7 @@ impl RemoteWorkers {
                 events: sender.clone(),
                 shutdown: remote.shutdown.clone(),
             };
-            remote.threads.push(link.start()?);
+            carried[worker % carriers].push(link);
             remote.peers.push(Peer {
                 lane,
                 latency: LatencyTracker::new(config.layer_floor, config.layer_ceiling),
@@ -145,6 +147,9 @@ impl RemoteWorkers {
                 session: 0,
                 answered: Instant::now(),
             });
+        }
+        for (index, links) in carried.into_iter().enumerate() {
+            remote.threads.push(link::start(index, links)?);
         }
         Ok(remote)
     }

@@ -255,7 +255,9 @@ fn unreadable_messages_end_the_stream_and_nothing_else() {
 
 #[test]
 fn frames_that_are_cut_off_are_counted() {
-    let server = WorkerServer::start("w");
+    let config =
+        ServeConfig { drain_timeout: Duration::from_millis(200), ..ServeConfig::default() };
+    let server = WorkerServer::with(bench::core(bench::container(), "w", 1.0), 0, config);
     // A gRPC frame that announces 100 bytes and ends after 10.
     let mut data = vec![0, 0, 0, 0, 100];
     data.extend([1; 10]);

@@ -122,7 +122,7 @@ impl ExpertService for Service {
         let (session, fault) = (self.core.session(), Arc::clone(&self.fault));
         self.tasks.spawn(async move {
             // Ends when the coordinator goes, which is what most of these tests are about.
-            drop(converse(request.into_inner(), answers, session, fault).await);
+            let _over = converse(request.into_inner(), answers, session, fault).await;
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }

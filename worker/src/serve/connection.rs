@@ -79,6 +79,10 @@ async fn serve(socket: TcpStream, peer: SocketAddr, shared: Shared) {
             () = shutdown.cancelled() => (),
         }
     };
+    let overdue = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(config.drain_timeout).await;
+    };
     let serving = channel::server_builder()
         .layer(tonic::service::InterceptorLayer::new(mark))
         .add_service(health)
@@ -96,6 +100,7 @@ async fn serve(socket: TcpStream, peer: SocketAddr, shared: Shared) {
                 tracing::debug!(%peer, %error, "connection ended");
             }
         }
+        () = overdue => tracing::warn!(%peer, "the connection did not end within the drain time; closing it"),
         () = silent => {
             Counters::bump(&core.counters().connections_silent);
             tracing::warn!(%peer, "no call within the hello deadline; closing the connection");

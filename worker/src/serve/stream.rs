@@ -146,7 +146,11 @@ impl Conversation {
     }
 
     async fn hello(&mut self) -> Option<Result<SessionResponse, Status>> {
-        let first = tokio::time::timeout(self.shell.hello_timeout, self.requests.message()).await;
+        let first = tokio::select! {
+            biased;
+            first = tokio::time::timeout(self.shell.hello_timeout, self.requests.message()) => first,
+            () = self.shell.shutdown.cancelled() => return self.leaving(),
+        };
         let counters = Arc::clone(self.shell.core.counters());
         let message = match first {
             Err(_) => {
