@@ -174,7 +174,7 @@ def main():
                 results.append(race(name, arguments.rounds, sides))
     name = "decode, two workers"
     if arguments.only in name:
-        with ours.cluster(2, 1, 1) as endpoint, theirs.rpc(2) as rpc:
+        with ours.cluster(2, 1, 2) as endpoint, theirs.rpc(2) as rpc:
             sides = {
                 "shimmer with two workers": lambda: ours.generate("decode", endpoint),
                 "llama.cpp with experts on two rpc-servers": lambda: theirs.bench("decode", rpc),

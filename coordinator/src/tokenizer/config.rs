@@ -90,7 +90,10 @@ fn content_of(token: &Map<String, Value>, field: &str) -> Result<String, TextErr
     }
 }
 
-fn added_tokens(value: Option<Value>) -> Result<Vec<(u32, Map<String, Value>)>, TextError> {
+/// An id and what the file says about its token.
+type AddedToken = (u32, Map<String, Value>);
+
+fn added_tokens(value: Option<Value>) -> Result<Vec<AddedToken>, TextError> {
     const FIELD: &str = "added_tokens_decoder";
     let entries = match value {
         None | Some(Value::Null) => return Ok(Vec::new()),
