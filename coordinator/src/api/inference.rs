@@ -199,6 +199,7 @@ impl Inference {
                 .collect();
             let options = RenderOptions {
                 add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
+                unix_seconds: unix_seconds(),
                 ..RenderOptions::default()
             };
             template.encode_chat(&tokenizer, &messages, &options)
@@ -207,6 +208,12 @@ impl Inference {
         .map_err(|error| text_status("chat", &error))?;
         Ok(Prompt { ids, rendered: Some(rendered) })
     }
+}
+
+/// What templates that state the date get for it.
+fn unix_seconds() -> Option<i64> {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_secs()).ok()
 }
 
 /// Runs work that may take long for long input where it does not hold up the sockets.
