@@ -1,7 +1,7 @@
 //! Workers behind sockets.
 //!
-//! Each worker has a [link](link) that connects, greets, assigns, tests, and then carries bytes; it reconnects for ever.
-//! The [board](board) is what the links agree on: who is there, and the placement that follows. [`RemoteWorkers`] is the
+//! Each worker has a `link` that connects, greets, assigns, tests, and then carries bytes; it reconnects for ever.
+//! The `board` is what the links agree on: who is there, and the placement that follows. [`RemoteWorkers`] is the
 //! step thread's end: it never waits without a deadline and lets only awaited replies through.
 
 mod backoff;

@@ -184,7 +184,7 @@ fn values<V: Lanes, E: Element, const T: usize>(
     }
 }
 
-/// Sums of p[t] * value over positions in ascending order, for `width` elements of the head from `d`.
+/// Sums of `p[t]` * value over positions in ascending order, for `width` elements of the head from `d`.
 #[inline(always)]
 fn weighted<V: Lanes, E: Element, const T: usize>(
     work: &Attend<'_>,
