@@ -95,7 +95,14 @@ fn float_block(w: &Matrix<'_>, block: usize, x: &[f32]) -> [f32; BLOCK_ROWS] {
 
 #[inline(always)]
 fn fold(sums: &[[f32; BLOCK_ROWS]; SEGMENTS]) -> [f32; BLOCK_ROWS] {
-    std::array::from_fn(|lane| math::fold_segments(std::array::from_fn(|s| sums[s][lane])))
+    let mut out = [0.0; BLOCK_ROWS];
+    for (lane, out) in out.iter_mut().enumerate() {
+        let [a, b, c, d, e, f, g, h] = sums;
+        *out = math::fold_segments([
+            a[lane], b[lane], c[lane], d[lane], e[lane], f[lane], g[lane], h[lane],
+        ]);
+    }
+    out
 }
 
 /// Quantises one row into `[group][plane][64]`, one scale and one negated sum per group.

@@ -1,8 +1,10 @@
 //! Attention over tiles of queries that share a kv head: scores with one lane per position, values with one lane per
 //! element of the head.
 
+use std::marker::PhantomData;
+
 use super::element::{Bf16, Element, F16, F32};
-use super::lanes::Lanes;
+use super::lanes::{Lanes, Task};
 use super::matmul::float_tile;
 use super::rows::exp;
 use crate::attention::Attend;
@@ -28,11 +30,22 @@ fn tiles<V: Lanes, E: Element>(work: &Attend<'_>, out: &mut TileMut<'_>) {
         query += match count - query {
             8.. if V::TILE >= 8 => tile::<V, E, 8>(work, query, out),
             4.. => tile::<V, E, 4>(work, query, out),
-            3 => tile::<V, E, 3>(work, query, out),
-            2 => tile::<V, E, 2>(work, query, out),
+            // Three query heads on a kv head are common in decode.
+            3 if E::BYTES == 4 => tile::<V, E, 3>(work, query, out),
+            2 if E::BYTES == 4 => tile::<V, E, 2>(work, query, out),
             _ => tile::<V, E, 1>(work, query, out),
         };
     }
+}
+
+/// Attention of `T` queries from `query`; returns `T`.
+#[inline(always)]
+fn tile<V: Lanes, E: Element, const T: usize>(
+    work: &Attend<'_>,
+    query: usize,
+    out: &mut TileMut<'_>,
+) -> usize {
+    V::isolate(Tile::<V, E, T> { work, first_query: query, out_rows: out, kind: PhantomData })
 }
 
 /// The running softmax of one query.
@@ -60,46 +73,53 @@ impl Fold {
     }
 }
 
-/// Attention of `T` queries from `first_query`; returns `T`.
-#[inline(always)]
-fn tile<V: Lanes, E: Element, const T: usize>(
-    work: &Attend<'_>,
+struct Tile<'a, 'o, V, E, const T: usize> {
+    work: &'a Attend<'a>,
     first_query: usize,
-    out: &mut TileMut<'_>,
-) -> usize {
-    let mut place = [(0, 0); T];
-    let mut queries: [&[f32]; T] = [&[]; T];
-    let mut limits = [0; T];
-    for t in 0..T {
-        place[t] = ((first_query + t) / work.group, (first_query + t) % work.group);
-        queries[t] = work.query(place[t].0, place[t].1);
-        limits[t] = work.limit(place[t].0);
-    }
-    let mut folds = [Fold::default(); T];
-    // Scores, then exponentials, of one block of positions.
-    let mut p = [[0.0_f32; ATTENTION_BLOCK]; T];
-    for begin in (0..limits[T - 1]).step_by(ATTENTION_BLOCK) {
-        let mut counts = [0; T];
+    out_rows: &'a mut TileMut<'o>,
+    kind: PhantomData<(V, E)>,
+}
+
+impl<V: Lanes, E: Element, const T: usize> Task for Tile<'_, '_, V, E, T> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run(self) -> usize {
+        let Self { work, first_query, out_rows: out, .. } = self;
+        let mut place = [(0, 0); T];
+        let mut queries: [&[f32]; T] = [&[]; T];
+        let mut limits = [0; T];
         for t in 0..T {
-            counts[t] = limits[t].saturating_sub(begin).min(ATTENTION_BLOCK);
+            place[t] = ((first_query + t) / work.group, (first_query + t) % work.group);
+            queries[t] = work.query(place[t].0, place[t].1);
+            limits[t] = work.limit(place[t].0);
         }
-        scores::<V, E, T>(work, begin, counts[T - 1], queries, &mut p);
+        let mut folds = [Fold::default(); T];
+        // Scores, then exponentials, of one block of positions.
+        let mut p = [[0.0_f32; ATTENTION_BLOCK]; T];
+        for begin in (0..limits[T - 1]).step_by(ATTENTION_BLOCK) {
+            let mut counts = [0; T];
+            for t in 0..T {
+                counts[t] = limits[t].saturating_sub(begin).min(ATTENTION_BLOCK);
+            }
+            scores::<V, E, T>(work, begin, counts[T - 1], queries, &mut p);
+            for t in 0..T {
+                if counts[t] > 0 {
+                    let (max, sum) = exponentials::<V>(&mut p[t], counts[t]);
+                    folds[t].push(begin == 0, max, sum);
+                }
+            }
+            values::<V, E, T>(work, begin, counts, &p, &folds, place, out);
+        }
         for t in 0..T {
-            if counts[t] > 0 {
-                let (max, sum) = exponentials::<V>(&mut p[t], counts[t]);
-                folds[t].push(begin == 0, max, sum);
+            let dim = work.layout.head_dim;
+            let (row, head) = place[t];
+            for value in &mut out.row_mut(row)[head * dim..][..dim] {
+                *value /= folds[t].denominator;
             }
         }
-        values::<V, E, T>(work, begin, counts, &p, &folds, place, out);
+        T
     }
-    for t in 0..T {
-        let dim = work.layout.head_dim;
-        let (row, head) = place[t];
-        for value in &mut out.row_mut(row)[head * dim..][..dim] {
-            *value /= folds[t].denominator;
-        }
-    }
-    T
 }
 
 /// Scaled scores of `count` positions from `begin`; lanes beyond hold whatever the cache holds.

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{Lanes, prefetch, quad};
+use super::lanes::{Lanes, Task, prefetch, quad};
 
 /// Sixteen f32 in two registers.
 #[derive(Debug, Clone, Copy)]
@@ -74,6 +74,17 @@ impl Lanes for Floats {
     type Ints = [__m256i; 2];
 
     const TILE: usize = 4;
+
+    #[inline(always)]
+    fn isolate<T: Task>(task: T) -> T::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        #[inline(never)]
+        fn isolated<T: Task>(task: T) -> T::Output {
+            task.run()
+        }
+        // SAFETY: the processor has these features (see the parent module).
+        unsafe { isolated(task) }
+    }
 
     #[inline(always)]
     fn splat(x: f32) -> Self {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{Lanes, prefetch, quad};
+use super::lanes::{Lanes, Task, prefetch, quad};
 
 /// Sixteen f32 in one register.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +34,17 @@ impl Lanes for Floats {
     type Ints = __m512i;
 
     const TILE: usize = 8;
+
+    #[inline(always)]
+    fn isolate<T: Task>(task: T) -> T::Output {
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+        #[inline(never)]
+        fn isolated<T: Task>(task: T) -> T::Output {
+            task.run()
+        }
+        // SAFETY: the processor has these features (see the parent module).
+        unsafe { isolated(task) }
+    }
 
     #[inline(always)]
     fn splat(x: f32) -> Self {
@@ -243,7 +254,13 @@ impl Lanes for Floats {
 struct Sums<const P: usize, const T: usize>([[[__m512i; P]; T]; 4]);
 
 impl<const P: usize, const T: usize> Sums<P, T> {
-    const PARTS: usize = if T * P >= 8 { 1 } else { 4 };
+    const PARTS: usize = if T * P >= 16 {
+        1
+    } else if T * P >= 8 {
+        2
+    } else {
+        4
+    };
 
     #[inline(always)]
     fn new() -> Self {

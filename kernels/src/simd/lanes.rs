@@ -1,5 +1,14 @@
 //! Sixteen f32 side by side, the unit in which every rule of the arithmetic is written.
 
+/// A piece of work that is compiled as a function of its own. Its `run` must be `inline(always)`.
+///
+/// Without it one function would hold every format and tile size, and optimising that takes minutes.
+pub(super) trait Task {
+    type Output;
+
+    fn run(self) -> Self::Output;
+}
+
 /// Sixteen f32 and the instructions on them. See the parent module for where its methods may run.
 ///
 /// Methods are `inline(always)` without target features: they take those of the function they end up in.
@@ -9,6 +18,9 @@ pub(super) trait Lanes: Copy {
 
     /// Rows of activations that a product handles at once: as many as keep their sums in registers.
     const TILE: usize;
+
+    /// Runs a task in a function with the target features of this type.
+    fn isolate<T: Task>(task: T) -> T::Output;
 
     fn splat(x: f32) -> Self;
     fn load(from: &[f32; 16]) -> Self;

@@ -3,8 +3,10 @@
 //! A tile of one row is the matrix-vector product of a decode step, a tile of eight reads each weight once for eight rows
 //! of a prefill. Both follow the same order, so the bits do not depend on which is chosen.
 
+use std::marker::PhantomData;
+
 use super::element::{Bf16, Element, F16, F32};
-use super::lanes::{Lanes, prefetch};
+use super::lanes::{Lanes, Task, prefetch};
 use crate::activations::{ActivationRows, RowsView};
 use crate::strided::TileMut;
 use crate::{ActivationFormat, BLOCK_ROWS, Matrix, SEGMENTS, WeightFormat};
@@ -89,18 +91,47 @@ fn tile<V: Lanes, P: Product, const T: usize>(
     for t in 0..T {
         sources[t] = x.source(row + t);
     }
-    let values = P::tile::<V, T>(w, first_block + block, x.buffer(), sources);
+    let mut values = [[0.0; BLOCK_ROWS]; T];
+    let (block_in_matrix, kind) = (first_block + block, PhantomData);
+    V::isolate(Tile::<V, P, T> {
+        w,
+        block: block_in_matrix,
+        x: x.buffer(),
+        sources,
+        values: &mut values,
+        kind,
+    });
     for t in 0..T {
         let lanes = &mut out.row_mut(row + t)[block * BLOCK_ROWS..];
-        match lanes.first_chunk_mut::<16>() {
-            Some(lanes) => values[t].store(lanes),
-            None => {
-                let count = lanes.len();
-                lanes.copy_from_slice(&values[t].to_array()[..count]);
-            }
+        let count = lanes.len().min(BLOCK_ROWS);
+        match lanes.first_chunk_mut::<BLOCK_ROWS>() {
+            Some(lanes) => *lanes = values[t],
+            None => lanes.copy_from_slice(&values[t][..count]),
         }
     }
     T
+}
+
+/// One block times the rows `sources`.
+struct Tile<'a, V, P, const T: usize> {
+    w: &'a Matrix<'a>,
+    block: usize,
+    x: &'a ActivationRows,
+    sources: [usize; T],
+    values: &'a mut [[f32; BLOCK_ROWS]; T],
+    kind: PhantomData<(V, P)>,
+}
+
+impl<V: Lanes, P: Product, const T: usize> Task for Tile<'_, V, P, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let values = P::tile::<V, T>(self.w, self.block, self.x, self.sources);
+        for t in 0..T {
+            values[t].store(&mut self.values[t]);
+        }
+    }
 }
 
 /// Adds eight segment sums: ((0+1)+(2+3)) + ((4+5)+(6+7)).

@@ -166,13 +166,12 @@ fn quantise_group<V: Lanes, const P: usize>(
     x: &[f32; GROUP],
     q: &mut [[i8; 64]; P],
 ) -> (f32, i32) {
-    let lanes: [V; 4] = {
-        let chunks = x.as_chunks::<16>().0;
-        std::array::from_fn(|i| V::load(&chunks[i]))
-    };
-    let bits = lanes.map(V::magnitude_bits);
-    let bits =
-        V::int_to_array(V::int_max(V::int_max(bits[0], bits[1]), V::int_max(bits[2], bits[3])));
+    let chunks = x.as_chunks::<16>().0;
+    let lanes =
+        [V::load(&chunks[0]), V::load(&chunks[1]), V::load(&chunks[2]), V::load(&chunks[3])];
+    let low = V::int_max(lanes[0].magnitude_bits(), lanes[1].magnitude_bits());
+    let high = V::int_max(lanes[2].magnitude_bits(), lanes[3].magnitude_bits());
+    let bits = V::int_to_array(V::int_max(low, high));
     let bits = bits.iter().fold(0, |m, b| m.max(*b));
     let (scale, factor) = scalar::scale_of(limit, bits.cast_unsigned());
     let Some(factor) = factor else {
