@@ -1,5 +1,7 @@
 //! Prints how fast each instruction set reads weights, as a share of a plain read of the same memory in the same run.
 //!
+//! Times are wall times: nothing else should run.
+//!
 //! `cargo run --release -p shimmer-kernels --example roofline [MiB of weights [gemm|expert|gemv]]`
 
 #![expect(clippy::print_stdout, reason = "a command-line tool")]
@@ -17,16 +19,10 @@ use shimmer_kernels::{
 
 const ROUNDS: usize = 9;
 
-/// Seconds on the clock; processor time of this thread where it works alone, so that other programs do not count.
+/// Seconds on the clock.
 fn now() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    let wall = START.elapsed().as_secs_f64();
-    if rayon::current_num_threads() > 1 {
-        return wall;
-    }
-    let Ok(stat) = std::fs::read_to_string("/proc/thread-self/schedstat") else { return wall };
-    let nanoseconds = stat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok());
-    nanoseconds.map_or(wall, |ns| ns as f64 * 1e-9)
+    START.elapsed().as_secs_f64()
 }
 
 /// The shortest of several runs of each job, taken in turns so that a disturbance hits all of them.

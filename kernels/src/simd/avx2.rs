@@ -289,7 +289,7 @@ impl Lanes for Floats {
             let mut sums = [[compute!(_mm256_setzero_si256()); P]; T];
             for (c, chunk) in weights.as_chunks::<64>().0.iter().enumerate() {
                 if T * P <= 4 && half == 0 {
-                    prefetch::<2048>(&chunk[0]);
+                    prefetch::<4096>(&chunk[0]);
                 }
                 let w = load_half(halves!(chunk, 32)[half]);
                 let magnitude = compute!(_mm256_abs_epi8(w));
@@ -316,6 +316,9 @@ impl Lanes for Floats {
         x: [&[[i8; 64]; P]; T],
         negated: [i32; T],
     ) -> [[__m256i; 2]; T] {
+        if T * P == 1 {
+            return [dot_q4_one(weights, &x[0][0], negated[0]); T];
+        }
         let (ones, mask) = compute!((_mm256_set1_epi16(1), _mm256_set1_epi8(15)));
         let mut totals = [[compute!(_mm256_setzero_si256()); 2]; T];
         for half in 0..2 {
@@ -323,7 +326,7 @@ impl Lanes for Floats {
             let mut highs = lows;
             for (c, chunk) in weights.as_chunks::<64>().0.iter().enumerate() {
                 if T * P <= 4 && half == 0 {
-                    prefetch::<2048>(&chunk[0]);
+                    prefetch::<4096>(&chunk[0]);
                 }
                 let bytes = load_half(halves!(chunk, 32)[half]);
                 let low = compute!(_mm256_and_si256(bytes, mask));
@@ -353,6 +356,35 @@ impl Lanes for Floats {
         }
         totals
     }
+}
+
+/// The product of a decode step: one row of one plane leaves registers for both halves, which share the broadcasts.
+#[inline(always)]
+fn dot_q4_one(weights: &[u8; 512], x: &[i8; 64], negated: i32) -> [__m256i; 2] {
+    let (ones, mask) = compute!((_mm256_set1_epi16(1), _mm256_set1_epi8(15)));
+    let mut lows = [compute!(_mm256_setzero_si256()); 2];
+    let mut highs = lows;
+    for (c, chunk) in weights.as_chunks::<64>().0.iter().enumerate() {
+        prefetch::<4096>(&chunk[0]);
+        let a = compute!(_mm256_set1_epi32(quad(x, c)));
+        let b = compute!(_mm256_set1_epi32(quad(x, 8 + c)));
+        let halves = halves!(chunk, 32);
+        for half in 0..2 {
+            let bytes = load_half(halves[half]);
+            let low = compute!(_mm256_and_si256(bytes, mask));
+            let high = compute!(_mm256_and_si256(_mm256_srli_epi16::<4>(bytes), mask));
+            lows[half] = compute!(_mm256_add_epi16(lows[half], _mm256_maddubs_epi16(low, a)));
+            highs[half] = compute!(_mm256_add_epi16(highs[half], _mm256_maddubs_epi16(high, b)));
+        }
+    }
+    let correction = compute!(_mm256_set1_epi32(negated.wrapping_mul(8)));
+    both!(|i: usize| {
+        let sums = compute!(_mm256_add_epi32(
+            _mm256_madd_epi16(lows[i], ones),
+            _mm256_madd_epi16(highs[i], ones)
+        ));
+        compute!(_mm256_add_epi32(sums, correction))
+    })
 }
 
 /// 128 * upper plane + lower plane, or the only plane.

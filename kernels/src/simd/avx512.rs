@@ -215,7 +215,7 @@ impl Lanes for Floats {
         for (quarter, chunks) in weights.as_chunks::<64>().0.as_chunks::<4>().0.iter().enumerate() {
             for (c, chunk) in chunks.iter().enumerate() {
                 if T * P <= 4 {
-                    prefetch::<2048>(&chunk[0]);
+                    prefetch::<4096>(&chunk[0]);
                 }
                 let biased = compute!(_mm512_xor_si512(load_bytes(chunk), bias));
                 sums.add(c, biased, &x, quarter * 4 + c);
@@ -236,7 +236,7 @@ impl Lanes for Floats {
         for (quarter, chunks) in weights.as_chunks::<64>().0.as_chunks::<2>().0.iter().enumerate() {
             for (c, chunk) in chunks.iter().enumerate() {
                 if T * P <= 4 {
-                    prefetch::<2048>(&chunk[0]);
+                    prefetch::<4096>(&chunk[0]);
                 }
                 let bytes = load_bytes(chunk);
                 let low = compute!(_mm512_and_si512(bytes, mask));

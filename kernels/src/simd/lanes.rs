@@ -129,8 +129,8 @@ pub(super) fn quad(x: &[i8; 64], chunk: usize) -> i32 {
 
 /// Asks for the cache line `ahead` bytes after `at`. Never faults, whatever lies there.
 ///
-/// Two KiB ahead took the matrix-vector product from 68 % to 95 % of a plain read: the hardware prefetcher stops at
-/// every 4 KiB page.
+/// The hardware prefetcher stops at every 4 KiB page. Asking 4 KiB ahead took the matrix-vector product of q8 weights
+/// from 92 % (1 KiB ahead) to 101 % of a plain read with AVX-512, and from 69 % to 93 % with AVX2.
 #[inline(always)]
 pub(super) fn prefetch<const AHEAD: usize>(at: &u8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
