@@ -120,7 +120,8 @@ impl Engine {
     }
 }
 
-/// The step thread. The weights live on its stack, so that the trunk may borrow them.
+/// The step thread. Everything runs inside the trunk's pool, so that no step pays for entering it; the weights live on the
+/// stack, so that the trunk may borrow them.
 fn run(
     parts: EngineParts,
     pages: u32,
@@ -128,17 +129,27 @@ fn run(
     commands: &Receiver<Command>,
     ready: &Sender<Result<(), EngineError>>,
 ) {
-    let weights = match parts.container.trunk() {
-        Ok(weights) => weights,
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(parts.config.threads)
+        .thread_name(|index| format!("shimmer-trunk-{index}"))
+        .build();
+    let pool = match pool {
+        Ok(pool) => pool,
         Err(error) => return report(ready, Err(error.into())),
     };
-    match step_loop(parts, &weights, pages, context) {
-        Ok(step_loop) => {
-            report(ready, Ok(()));
-            step_loop.run(commands);
+    pool.install(|| {
+        let weights = match parts.container.trunk() {
+            Ok(weights) => weights,
+            Err(error) => return report(ready, Err(error.into())),
+        };
+        match step_loop(parts, &weights, pages, context) {
+            Ok(step_loop) => {
+                report(ready, Ok(()));
+                step_loop.run(commands);
+            }
+            Err(error) => report(ready, Err(error)),
         }
-        Err(error) => report(ready, Err(error)),
-    }
+    });
 }
 
 fn report(ready: &Sender<Result<(), EngineError>>, result: Result<(), EngineError>) {
@@ -165,10 +176,6 @@ fn step_loop<'w>(
     let trunk = Trunk::new(&container, weights, kernels, options)?;
     let cache = KvCache::new(pages, kv_layout(&container), model.layers.len())
         .map_err(|source| EngineError::KvMemory { pages, source })?;
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(config.threads)
-        .thread_name(|index| format!("shimmer-trunk-{index}"))
-        .build()?;
     let EngineConfig { max_batch_rows, prefill_chunk, max_running, .. } = config;
     let limits = StepLimits { max_batch_rows, prefill_chunk, max_running };
     Ok(StepLoop {
@@ -176,7 +183,6 @@ fn step_loop<'w>(
         cache,
         scheduler: Scheduler::new(limits, PageAllocator::new(pages)),
         transport,
-        pool,
         tokenizer,
         end_tokens: model.eos_token_ids.as_slice().into(),
         moe_layers: model.moe_layers().collect(),

@@ -1,4 +1,5 @@
-//! The step thread: takes commands between steps, plans a step, runs it, samples, sends events.
+//! The step thread: takes commands between steps, plans a step, runs it, samples, sends events. It is a thread of the
+//! trunk's pool; while it waits for a command or a worker, the pool has nothing else to do.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +28,6 @@ pub(super) struct StepLoop<'w> {
     pub(super) cache: KvCache,
     pub(super) scheduler: Scheduler,
     pub(super) transport: Box<dyn ExpertTransport>,
-    pub(super) pool: rayon::ThreadPool,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) end_tokens: Arc<[u32]>,
     /// Routed experts of each layer that has some.
@@ -234,7 +234,7 @@ impl StepLoop<'_> {
             .collect();
         let rows = StepRows { step: self.step, tokens, spans: &attention };
         let (trunk, cache, transport) = (&mut self.trunk, &mut self.cache, &mut *self.transport);
-        self.pool.install(|| trunk.forward(&rows, cache, transport));
+        trunk.forward(&rows, cache, transport);
         self.step += 1;
     }
 
@@ -291,30 +291,23 @@ impl StepLoop<'_> {
         wanted: &[(usize, SequenceId)],
     ) -> Vec<(SequenceId, Result<Sampled, SamplerError>)> {
         let rows: Vec<usize> = wanted.iter().map(|(row, _)| *row).collect();
-        let Self { trunk, pool, jobs, vocab_size, .. } = self;
-        pool.install(|| {
-            let logits = trunk.logits(&rows);
-            let mut samplers: Vec<(SequenceId, &mut Sequence, &[f32])> =
-                Vec::with_capacity(wanted.len());
-            let mut generating: BTreeMap<SequenceId, &[f32]> = BTreeMap::new();
-            for ((_, id), logits) in wanted.iter().zip(logits.chunks_exact(*vocab_size)) {
-                match jobs.get_mut(id) {
-                    Some(Job::Scoring { logits: all, .. }) => all.push(logits.to_vec()),
-                    _ => {
-                        generating.insert(*id, logits);
-                    }
+        let Self { trunk, jobs, vocab_size, .. } = self;
+        let logits = trunk.logits(&rows);
+        let mut generating: BTreeMap<SequenceId, &[f32]> = BTreeMap::new();
+        for ((_, id), logits) in wanted.iter().zip(logits.chunks_exact(*vocab_size)) {
+            match jobs.get_mut(id) {
+                Some(Job::Scoring { logits: all, .. }) => all.push(logits.to_vec()),
+                _ => {
+                    generating.insert(*id, logits);
                 }
             }
-            for (id, job) in jobs.iter_mut() {
-                if let (Job::Generation(active), Some(logits)) = (job, generating.get(id)) {
-                    samplers.push((*id, &mut active.sequence, logits));
-                }
-            }
-            samplers
-                .into_par_iter()
-                .map(|(id, sequence, logits)| (id, sequence.sample(logits)))
-                .collect()
-        })
+        }
+        let owners = jobs.iter_mut().filter_map(|(id, job)| match (job, generating.get(id)) {
+            (Job::Generation(active), Some(logits)) => Some((*id, &mut active.sequence, *logits)),
+            _ => None,
+        });
+        let owners: Vec<(SequenceId, &mut Sequence, &[f32])> = owners.collect();
+        owners.into_par_iter().map(|(id, sequence, logits)| (id, sequence.sample(logits))).collect()
     }
 
     fn take(&mut self, id: SequenceId, sampled: Result<Sampled, SamplerError>) {
