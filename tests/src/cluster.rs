@@ -134,9 +134,9 @@ impl Cluster {
         ]
         .map(str::to_owned)
         .to_vec();
-        args.extend(options.isa.into_iter().flat_map(|isa| ["--isa".to_owned(), isa.to_owned()]));
         args.extend(options.args.iter().cloned());
-        let mut coordinator = Process::shimmer("coordinator", &args, &[], directory.path());
+        let mut coordinator =
+            Process::shimmer("coordinator", &args, &isa_variable(options.isa), directory.path());
         let port = coordinator.listening_port(START_DEADLINE);
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
@@ -271,8 +271,11 @@ fn start_worker(
     ]
     .map(str::to_owned)
     .to_vec();
-    args.extend(options.isa.into_iter().flat_map(|isa| ["--isa".to_owned(), isa.to_owned()]));
     args.extend(options.args.iter().cloned());
-    let process = Process::shimmer(&id, &args, &[], logs);
+    let process = Process::shimmer(&id, &args, &isa_variable(options.isa), logs);
     Worker { id, port, process, options: options.clone() }
+}
+
+fn isa_variable(isa: Option<&'static str>) -> Vec<(&'static str, &'static str)> {
+    isa.map(|isa| ("SHIMMER_ISA", isa)).into_iter().collect()
 }

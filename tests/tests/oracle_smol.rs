@@ -17,11 +17,12 @@ use shimmer_coordinator::{
 use shimmer_kernels::WeightFormat;
 use shimmer_model::NumericClass;
 use shimmer_tests::{
+    cluster::{Cluster, ClusterOptions},
     in_process::InProcess,
     models::make_container,
     quality::{best, compare, log_sum_exp, perplexity},
     reference::ops::count,
-    workload::Job,
+    workload::{Job, Outcome},
 };
 use tempfile::TempDir;
 
@@ -150,6 +151,21 @@ fn check_answers(engine: &InProcess) {
     }
 }
 
+/// Two worker processes give the bytes of the one inside this process, at the widths of a real model.
+fn check_two_processes(container: &Path, engine: &InProcess, ids: &[u32]) {
+    let sampling = Sampling { temperature: 0.7, top_p: 0.95, seed: 3, ..Sampling::default() };
+    let job = |prompt: &[u32]| Job {
+        prompt: prompt.to_vec(),
+        max_tokens: 12,
+        sampling: sampling.clone(),
+    };
+    let jobs = [job(ids), job(&ids[..1])];
+    let cluster = Cluster::start(&ClusterOptions::new(container, 2));
+    let found = cluster.generate_together(jobs.iter().map(Job::request).collect()).unwrap();
+    let found: Vec<Outcome> = found.into_iter().map(Outcome::from).collect();
+    assert_eq!(found, engine.run_together(&jobs), "two worker processes have other bytes");
+}
+
 #[test]
 fn demo_model_agrees_with_transformers_and_stands_quantisation() {
     let Some(checkpoint) = checkpoint() else { return };
@@ -169,7 +185,7 @@ fn demo_model_agrees_with_transformers_and_stands_quantisation() {
     let q8 = NumericClass::uniform(WeightFormat::Q8G64);
     let exact_perplexity = perplexity(&exact, &recorded.ids);
     let measure = |name: &str, class: NumericClass| {
-        let (logits, _) = score(name, class);
+        let (logits, engine) = score(name, class);
         let comparison = compare(&exact, &logits);
         let perplexity = perplexity(&logits, &recorded.ids) / exact_perplexity - 1.0;
         println!(
@@ -180,12 +196,13 @@ fn demo_model_agrees_with_transformers_and_stands_quantisation() {
             recorded.top1(&logits) * 100.0,
             perplexity * 100.0
         );
-        (comparison, perplexity)
+        (comparison, perplexity, engine)
     };
-    let (comparison, perplexity) = measure("q8", q8);
+    let (comparison, perplexity, engine) = measure("q8", q8);
     assert!(comparison.top1 >= 0.95, "8-bit class: top-1 {}", comparison.top1);
     assert!(comparison.mean_kl <= 5e-3, "8-bit class: KL {}", comparison.mean_kl);
     assert!(perplexity.abs() <= 0.01, "8-bit class: perplexity {perplexity}");
-    let (comparison, _) = measure("q4", NumericClass { experts: WeightFormat::Q4G64, ..q8 });
+    check_two_processes(&containers.path().join("q8"), &engine, &recorded.ids);
+    let (comparison, ..) = measure("q4", NumericClass { experts: WeightFormat::Q4G64, ..q8 });
     assert!(comparison.mean_kl <= 1.6e-2, "4-bit experts: KL {}", comparison.mean_kl);
 }
