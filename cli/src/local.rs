@@ -2,7 +2,7 @@
 
 mod transport;
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use shimmer_coordinator::{
     api::{ClusterStatus, Inference, InferenceParts},
@@ -62,7 +62,7 @@ impl LocalCluster {
             context_length: options.context,
             ..limits
         };
-        let name = model_name(None, &options.container);
+        let name = container.manifest().source.name.clone();
         let (status, receiver) = watch::channel(status);
         let inference =
             inference(&container, kernels, wrap(Box::new(transport)), config, receiver, name)?;
@@ -78,17 +78,6 @@ impl LocalCluster {
 /// Kernels of the wanted instruction set, or of the best one.
 pub(crate) fn kernels(isa: Option<Isa>) -> Result<Kernels, Error> {
     Kernels::new(isa).map_err(|error| Error::refused(error.to_string()))
-}
-
-/// The given name, or that of the container directory.
-pub(crate) fn model_name(given: Option<String>, container: &Path) -> String {
-    let from_directory = || {
-        let directory = container.canonicalize().unwrap_or_else(|_| container.to_owned());
-        directory
-            .file_name()
-            .map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-    };
-    given.unwrap_or_else(from_directory)
 }
 
 /// Tokenizer, chat template and engine of a container behind the public service.

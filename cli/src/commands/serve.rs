@@ -13,7 +13,7 @@ use crate::{
     block_on,
     config::ServeConfig,
     error::Error,
-    local::{inference, kernels, model_name},
+    local::{inference, kernels},
     logging, output, shutdown,
 };
 
@@ -33,7 +33,8 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let model = ClusterModel::from_container(&container, BUILD).map_err(links)?;
     let workers = RemoteWorkers::start(remote(&config), model).map_err(links)?;
     let status = workers.status();
-    let name = model_name(config.model_name.clone(), &config.container);
+    let name =
+        config.model_name.clone().unwrap_or_else(|| container.manifest().source.name.clone());
     let inference =
         inference(&container, kernels, Box::new(workers), engine(&config), status, name)?;
     block_on(async {

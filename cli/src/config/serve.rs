@@ -32,7 +32,7 @@ settings! {
 
         /// Name of the model in answers
         #[arg(long, env = "SHIMMER_MODEL_NAME", value_name = "NAME")]
-        model_name: String, because "without it the name of the container directory";
+        model_name: String, because "without it the name that the conversion gave it";
 
         /// Name of this coordinator in the workers' logs
         #[arg(long, env = "SHIMMER_ID", value_name = "NAME")]

