@@ -28,7 +28,7 @@ pub use generate::{GenerateConfig, GenerateSettings, InProcess, SamplingConfig, 
 pub use isa::IsaName;
 pub use print::render;
 pub use serve::{ServeConfig, ServeSettings};
-pub use units::{ByteSize, ParseByteSizeError, ParsePeriodError, Period};
+pub use units::{ByteSize, ParseByteSizeError, ParsePeriodError, Period, Seed};
 pub use worker::{WorkerConfig, WorkerSettings};
 
 /// One key of a role's settings.
@@ -108,6 +108,8 @@ pub enum ConfigError {
     Parse { path: PathBuf, line: String, message: String },
     #[error("{key} is missing: give --{key}, {variable} or `{key} = ...` in the config file")]
     Missing { key: String, variable: String },
+    #[error("a count is above 9223372036854775807")]
+    TooLarge(#[source] toml::ser::Error),
     #[error("{key}: {message}")]
     Invalid { key: String, message: String },
 }
@@ -138,7 +140,7 @@ pub fn resolve<S: Settings>(
         None => S::default(),
     };
     let (given_keys, file_keys, default_keys) =
-        (present(given), present(&from_file), present(&S::defaults()));
+        (present(given)?, present(&from_file)?, present(&S::defaults())?);
     let origins = S::KEYS
         .iter()
         .map(|key| {
@@ -179,8 +181,7 @@ fn parse<S: Settings>(text: &str, path: &Path) -> Result<S, ConfigError> {
     })
 }
 
-/// The keys that have a value, as TOML.
-fn present<S: Serialize>(settings: &S) -> toml::Table {
-    toml::Table::try_from(settings)
-        .expect("settings hold numbers, strings, booleans and lists of them")
+/// The keys that have a value, as TOML, whose integers end at 2^63 - 1.
+fn present<S: Serialize>(settings: &S) -> Result<toml::Table, ConfigError> {
+    toml::Table::try_from(settings).map_err(ConfigError::TooLarge)
 }

@@ -67,6 +67,19 @@ fn refused_flags_are_named_with_a_way_out() {
     check(&["generate", "--prompt", "a", "--workers", "2"], &[], 2, &["--in-process"]);
     check(&["generate", "--prompt", "a", "--logit-bias", "x=1"], &[], 2, &["x=1", "50256=-100"]);
     check(&["generate", "--prompt", "a", "--logit-bias", "1=1,1=2"], &[], 2, &["token 1 twice"]);
+    for flag in ["--temperature", "--min-p", "--top-k", "--seed", "--max-tokens", "--token-ids"] {
+        let rest: &[&str] = if flag == "--token-ids" { &[] } else { &["--prompt", "a"] };
+        let refused = [&["generate", "--endpoint", "127.0.0.1:1", flag, "-1"][..], rest].concat();
+        let output = shimmer(&refused, &[]);
+        let error = text(&output.stderr);
+        // A number with a sign is a value like any other: parsed by the flag, or taken to the server.
+        assert!(!error.contains("unexpected argument"), "{flag}: {error}");
+    }
+    let local = ["generate", "--container", "c", "--in-process", "--prompt", "a"];
+    for (flag, part) in [("--threads", "1024"), ("--workers", "256")] {
+        check(&[&local[..], &[flag, "100000"]].concat(), &[], 2, &[part]);
+    }
+    check(&["serve", "--queue", "18446744073709551615"], &[], 2, &["9223372036854775807"]);
     check(&["convert", "x", "--out", "y", "--experts", "q5"], &[], 2, &["q5", "q4g64"]);
 }
 
@@ -82,6 +95,8 @@ fn variables_are_prefixed_and_strict() {
     check(&config, &[("SHIMMER_TEMPERATURE", "hot")], 2, &["hot", "--temperature"]);
     check(&config, &[("SHIMMER_IGNORE_EOS", "maybe")], 2, &["maybe"]);
     check(&config, &[("SHIMMER_THREADS", "-1")], 2, &["-1"]);
+    let output = check(&config, &[("SHIMMER_SEED", "18446744073709551615")], 0, &[]);
+    assert!(text(&output.stdout).contains("seed = \"18446744073709551615\""));
     // Not ours: a directory on some systems.
     let output = check(
         &config,
@@ -240,6 +255,7 @@ fn generate_gives_one_line_of_json_whatever_the_workers() {
     let one = run(&[]);
     assert_eq!(one["tokens"].as_array().unwrap().len(), 8);
     assert_eq!(one["finish_reason"], "length");
+    assert_eq!(one["seed"], u64::MAX);
     assert_eq!(one["logits_sha256"].as_str().unwrap().len(), 64);
     assert_eq!(one["logprobs"].as_array().unwrap().len(), 8);
     assert_eq!(one["fingerprint"]["math_id"], "shimmer-math/1");

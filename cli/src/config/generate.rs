@@ -9,7 +9,7 @@ use shimmer_kernels::Isa;
 use shimmer_proto::v1::SamplingParams;
 
 use super::{
-    ByteSize, ConfigError, HostPort, IsaName, Period, Settings, settings,
+    ByteSize, ConfigError, HostPort, IsaName, Period, Seed, Settings, settings,
     worker::{check_weight, threads_or_all},
 };
 
@@ -30,16 +30,16 @@ settings! {
         container: PathBuf, because "needed in-process only";
 
         /// Workers inside this process
-        #[arg(long, env = "SHIMMER_IN_PROCESS_WORKERS", value_name = "COUNT", help_heading = "Where")]
+        #[arg(long, env = "SHIMMER_IN_PROCESS_WORKERS", value_name = "COUNT", allow_negative_numbers = true, help_heading = "Where")]
         workers: NonZeroUsize, because "without it one; more change nothing but the placement: the bytes are equal";
 
         /// Relative capacities of the in-process workers, for example 1,1,3
-        #[arg(long, env = "SHIMMER_WORKER_WEIGHTS", value_name = "NUMBER,...", value_delimiter = ',',
+        #[arg(long, env = "SHIMMER_WORKER_WEIGHTS", value_name = "NUMBER,...", allow_negative_numbers = true, value_delimiter = ',',
             help_heading = "Where")]
         worker_weights: Vec<f64>, because "without them all are equal";
 
         /// CPU threads, in-process
-        #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", help_heading = "Where")]
+        #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", allow_negative_numbers = true, help_heading = "Where")]
         threads: NonZeroUsize, because "without it one per CPU that this process may use";
 
         /// Instruction set, in-process: scalar, avx2 or avx512; the bytes are the same
@@ -47,7 +47,7 @@ settings! {
         isa: IsaName, because "without it the best one of this CPU";
 
         /// Longest sequence, prompt and answer together, tokens; in-process
-        #[arg(long, env = "SHIMMER_CONTEXT", value_name = "TOKENS", help_heading = "Where")]
+        #[arg(long, env = "SHIMMER_CONTEXT", value_name = "TOKENS", allow_negative_numbers = true, help_heading = "Where")]
         context: NonZeroU32, because "without it what the model was made for, as far as kv-budget holds it";
 
         /// RAM for KV caches, in-process
@@ -55,7 +55,7 @@ settings! {
         kv_budget: ByteSize = ByteSize(1 << 30), because "1 GiB: thousands of tokens of a small model";
 
         /// Prompt tokens computed in one step, in-process
-        #[arg(long, env = "SHIMMER_PREFILL_CHUNK", value_name = "TOKENS", help_heading = "Where")]
+        #[arg(long, env = "SHIMMER_PREFILL_CHUNK", value_name = "TOKENS", allow_negative_numbers = true, help_heading = "Where")]
         prefill_chunk: NonZeroUsize = NonZeroUsize::new(256).expect("not zero"),
             because "large enough for full speed; the bytes are equal for any size";
 
@@ -64,27 +64,27 @@ settings! {
         connect_timeout: Period = Period::seconds(5), because "a live host answers in milliseconds";
 
         /// Tokens to generate at most
-        #[arg(long, env = "SHIMMER_MAX_TOKENS", value_name = "TOKENS", help_heading = "Sampling")]
+        #[arg(long, env = "SHIMMER_MAX_TOKENS", value_name = "TOKENS", allow_negative_numbers = true, help_heading = "Sampling")]
         max_tokens: NonZeroU32, because "without it what the context leaves";
 
         /// 0 always takes the most likely token; [0, 100]
-        #[arg(long, env = "SHIMMER_TEMPERATURE", value_name = "NUMBER", help_heading = "Sampling")]
+        #[arg(long, env = "SHIMMER_TEMPERATURE", value_name = "NUMBER", allow_negative_numbers = true, help_heading = "Sampling")]
         temperature: f64, because "without it 1: the model's own distribution";
 
         /// Keeps this many most likely tokens; 0 keeps all
-        #[arg(long, env = "SHIMMER_TOP_K", value_name = "COUNT", help_heading = "Sampling")]
+        #[arg(long, env = "SHIMMER_TOP_K", value_name = "COUNT", allow_negative_numbers = true, help_heading = "Sampling")]
         top_k: u32, because "without it 0: no cut";
 
         /// Keeps the most likely tokens that hold this share of the probability; (0, 1]
-        #[arg(long, env = "SHIMMER_TOP_P", value_name = "SHARE", help_heading = "Sampling")]
+        #[arg(long, env = "SHIMMER_TOP_P", value_name = "SHARE", allow_negative_numbers = true, help_heading = "Sampling")]
         top_p: f64, because "without it 1: no cut";
 
         /// Drops tokens less likely than this share of the most likely one; [0, 1]
-        #[arg(long, env = "SHIMMER_MIN_P", value_name = "SHARE", help_heading = "Sampling")]
+        #[arg(long, env = "SHIMMER_MIN_P", value_name = "SHARE", allow_negative_numbers = true, help_heading = "Sampling")]
         min_p: f64, because "without it 0: no cut";
 
         /// Above 1 makes tokens of prompt and answer less likely; (0, 2]
-        #[arg(long, env = "SHIMMER_REPETITION_PENALTY", value_name = "FACTOR", help_heading = "Sampling")]
+        #[arg(long, env = "SHIMMER_REPETITION_PENALTY", value_name = "FACTOR", allow_negative_numbers = true, help_heading = "Sampling")]
         repetition_penalty: f64, because "without it 1: none";
 
         /// Taken off the logit of every token of the answer; [-2, 2]
@@ -98,8 +98,8 @@ settings! {
         frequency_penalty: f64, because "without it 0: none";
 
         /// Number of the random stream; the same seed gives the same bytes
-        #[arg(long, env = "SHIMMER_SEED", value_name = "NUMBER", help_heading = "Sampling")]
-        seed: u64, because "without it drawn by the coordinator and shown by --json";
+        #[arg(long, env = "SHIMMER_SEED", value_name = "NUMBER", allow_negative_numbers = true, help_heading = "Sampling")]
+        seed: Seed, because "without it drawn by the coordinator and shown by --json";
 
         /// Generates through the model's end tokens
         #[arg(long, env = "SHIMMER_IGNORE_EOS", value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -107,6 +107,9 @@ settings! {
         ignore_eos: bool, because "without it false: an answer ends where the model ends it";
     }
 }
+
+/// Far more workers in one process than any comparison needs.
+const WORKERS_MAX: usize = 256;
 
 /// The wire has single precision; a value between two of them becomes the nearest.
 #[expect(clippy::cast_possible_truncation, reason = "rounding to the wire's precision is meant")]
@@ -168,7 +171,7 @@ impl GenerateSettings {
             presence_penalty: single(all.presence_penalty),
             frequency_penalty: single(all.frequency_penalty),
             logit_bias: std::collections::HashMap::new(),
-            seed: all.seed,
+            seed: all.seed.map(|seed| seed.0),
         };
         let sampling = SamplingConfig {
             params,
@@ -189,6 +192,10 @@ impl GenerateSettings {
             }
             let given = self.worker_weights.as_ref().map(Vec::len);
             let workers = self.workers.map(NonZeroUsize::get).or(given).unwrap_or(1);
+            if workers > WORKERS_MAX {
+                let message = format!("{workers} workers in one process; at most {WORKERS_MAX}");
+                return Err(ConfigError::invalid("workers", message));
+            }
             let worker_weights = self.worker_weights.unwrap_or_else(|| vec![1.0; workers]);
             if worker_weights.len() != workers {
                 let message = format!(
@@ -203,7 +210,7 @@ impl GenerateSettings {
             return Ok(Target::InProcess(InProcess {
                 container: self.container.ok_or_else(|| missing("container"))?,
                 worker_weights,
-                threads: threads_or_all(self.threads),
+                threads: threads_or_all(self.threads)?,
                 isa: self.isa.map(|isa| isa.0),
                 context: self.context.map(NonZeroU32::get),
                 kv_budget: self.kv_budget.ok_or_else(|| missing("kv-budget"))?,

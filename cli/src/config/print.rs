@@ -6,7 +6,8 @@ use super::{Origin, Resolved, Settings, present};
 
 /// Renders the effective settings. The text is itself a valid config file.
 pub fn render<S: Settings>(resolved: &Resolved<S>) -> String {
-    let values = present(&resolved.settings);
+    let values =
+        present(&resolved.settings).expect("every layer was written as TOML when it was resolved");
     let mut text = String::new();
     for (key, origin) in S::KEYS.iter().zip(&resolved.origins) {
         let name = key.field.replace('_', "-");

@@ -39,7 +39,7 @@ settings! {
         id: String = "coordinator".to_owned(), because "one coordinator needs no better name";
 
         /// CPU threads for arithmetic
-        #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT")]
+        #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", allow_negative_numbers = true)]
         threads: NonZeroUsize, because "without it one per CPU that this process may use";
 
         /// Instruction set of the kernels: scalar, avx2 or avx512; the bytes are the same
@@ -47,7 +47,7 @@ settings! {
         isa: IsaName, because "without it the best one of this CPU";
 
         /// Longest sequence, prompt and answer together, tokens
-        #[arg(long, env = "SHIMMER_CONTEXT", value_name = "TOKENS")]
+        #[arg(long, env = "SHIMMER_CONTEXT", value_name = "TOKENS", allow_negative_numbers = true)]
         context: NonZeroU32, because "without it what the model was made for, as far as kv-budget holds it";
 
         /// RAM for KV caches, for example 4GiB
@@ -56,22 +56,22 @@ settings! {
             because "1 GiB: thousands of tokens of a small model; a request that can never fit is refused";
 
         /// Sequences computed together in one step
-        #[arg(long, env = "SHIMMER_MAX_SEQUENCES", value_name = "COUNT")]
+        #[arg(long, env = "SHIMMER_MAX_SEQUENCES", value_name = "COUNT", allow_negative_numbers = true)]
         max_sequences: NonZeroUsize = NonZeroUsize::new(64).expect("not zero"),
             because "batches share each expert's weights; beyond that a CPU is bound by arithmetic";
 
         /// Rows of one step, of all sequences together
-        #[arg(long, env = "SHIMMER_STEP_ROWS", value_name = "ROWS")]
+        #[arg(long, env = "SHIMMER_STEP_ROWS", value_name = "ROWS", allow_negative_numbers = true)]
         step_rows: NonZeroUsize = NonZeroUsize::new(512).expect("not zero"),
             because "larger steps are no faster and only delay running answers";
 
         /// Requests that wait for a place in the batch; more are refused with RESOURCE_EXHAUSTED
-        #[arg(long, env = "SHIMMER_QUEUE", value_name = "COUNT")]
+        #[arg(long, env = "SHIMMER_QUEUE", value_name = "COUNT", allow_negative_numbers = true)]
         queue: NonZeroUsize = NonZeroUsize::new(256).expect("not zero"),
             because "a longer line only hides overload from clients that could go elsewhere";
 
         /// Prompt tokens of one sequence computed in one step
-        #[arg(long, env = "SHIMMER_PREFILL_CHUNK", value_name = "TOKENS")]
+        #[arg(long, env = "SHIMMER_PREFILL_CHUNK", value_name = "TOKENS", allow_negative_numbers = true)]
         prefill_chunk: NonZeroUsize = NonZeroUsize::new(256).expect("not zero"),
             because "large enough for full speed, small enough not to starve running answers";
 
@@ -169,7 +169,7 @@ impl ServeSettings {
             listen: all.listen.ok_or_else(|| missing("listen"))?,
             model_name: all.model_name,
             id,
-            threads: threads_or_all(all.threads),
+            threads: threads_or_all(all.threads)?,
             isa: all.isa.map(|isa| isa.0),
             context: all.context.map(NonZeroU32::get),
             kv_budget: all.kv_budget.ok_or_else(|| missing("kv-budget"))?,

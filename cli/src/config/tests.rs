@@ -105,6 +105,9 @@ fn unknown_keys_and_wrong_types_are_refused_with_their_line() {
     check_file::<WorkerSettings>("workers = ['a:1']\n", Err("workers"));
     check_file::<WorkerSettings>("weight = 3\nlog-format = 'json'\n", Ok(()));
     check_file::<GenerateSettings>("temperature = 0\nmin-p = 0.05\n", Ok(()));
+    check_file::<GenerateSettings>("seed = 7\n", Ok(()));
+    check_file::<GenerateSettings>("seed = '18446744073709551615'\n", Ok(()));
+    check_file::<GenerateSettings>("seed = -7\n", Err("64 bits"));
     check_file::<GenerateSettings>("prompt = 'x'\n", Err("prompt"));
 }
 

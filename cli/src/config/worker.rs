@@ -24,7 +24,7 @@ settings! {
         id: String, because "without it the name is made from the host name and the port";
 
         /// Relative capacity: a worker of weight 3 owns about three times the experts of one of weight 1
-        #[arg(long, env = "SHIMMER_WEIGHT", value_name = "NUMBER")]
+        #[arg(long, env = "SHIMMER_WEIGHT", value_name = "NUMBER", allow_negative_numbers = true)]
         weight: f64 = 1.0, because "1 is an ordinary worker; only ratios between workers matter";
 
         /// RAM for expert weights, for example 8GiB
@@ -32,7 +32,7 @@ settings! {
         ram_budget: ByteSize, because "without it what the host has left, within cgroup limits";
 
         /// CPU threads for arithmetic
-        #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT")]
+        #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", allow_negative_numbers = true)]
         threads: NonZeroUsize, because "without it one per CPU that this process may use";
 
         /// Instruction set of the kernels: scalar, avx2 or avx512; the bytes are the same
@@ -91,7 +91,7 @@ impl WorkerSettings {
             id: all.id,
             weight,
             ram_budget: all.ram_budget,
-            threads: threads_or_all(all.threads),
+            threads: threads_or_all(all.threads)?,
             isa: all.isa.map(|isa| isa.0),
             drain_timeout: all
                 .drain_timeout
@@ -102,9 +102,20 @@ impl WorkerSettings {
     }
 }
 
+/// More threads than any machine has CPUs only cost memory and minutes.
+const THREADS_MAX: usize = 1024;
+
 /// The given number, or one thread per CPU that this process may use.
-pub(super) fn threads_or_all(threads: Option<NonZeroUsize>) -> usize {
-    threads.or_else(|| std::thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get)
+pub(super) fn threads_or_all(threads: Option<NonZeroUsize>) -> Result<usize, ConfigError> {
+    let count =
+        threads.or_else(|| std::thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get);
+    if count > THREADS_MAX {
+        return Err(ConfigError::invalid(
+            "threads",
+            format!("{count} threads; at most {THREADS_MAX}"),
+        ));
+    }
+    Ok(count)
 }
 
 /// Refuses weights that placement cannot use.

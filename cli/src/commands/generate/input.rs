@@ -23,6 +23,7 @@ pub struct InputArgs {
     #[arg(
         long,
         value_name = "ID,...",
+        allow_negative_numbers = true,
         value_delimiter = ',',
         help_heading = "Prompt",
         group = "source"
@@ -30,7 +31,13 @@ pub struct InputArgs {
     pub token_ids: Option<Vec<u32>>,
 
     /// A made-up prompt of so many tokens, the same every time; for measurements
-    #[arg(long, value_name = "COUNT", help_heading = "Prompt", group = "source")]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        allow_negative_numbers = true,
+        help_heading = "Prompt",
+        group = "source"
+    )]
     pub prompt_tokens: Option<NonZeroU32>,
 
     /// A user's message, rendered by the model's chat template
@@ -50,11 +57,23 @@ pub struct InputArgs {
     pub stop: Vec<String>,
 
     /// Tokens that end the answer
-    #[arg(long, value_name = "ID,...", value_delimiter = ',', help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "ID,...",
+        allow_negative_numbers = true,
+        value_delimiter = ',',
+        help_heading = "Sampling"
+    )]
     pub stop_token_ids: Vec<u32>,
 
     /// Log-probabilities of each token and of this many best ones, at most 20; shown by --json
-    #[arg(long, value_name = "COUNT", help_heading = "Output", requires = "json")]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        allow_negative_numbers = true,
+        help_heading = "Output",
+        requires = "json"
+    )]
     pub logprobs: Option<u32>,
 
     /// One JSON object on one line instead of the text: tokens, text, finish_reason, logits_sha256, fingerprint,
@@ -72,7 +91,13 @@ pub struct InputArgs {
     pub show_special: bool,
 
     /// Generates so many times in a row, for measurements
-    #[arg(long, value_name = "COUNT", default_value = "1", help_heading = "Output")]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        allow_negative_numbers = true,
+        default_value = "1",
+        help_heading = "Output"
+    )]
     pub repeat: NonZeroU32,
 
     /// Name of the request in the coordinator's logs
