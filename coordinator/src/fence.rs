@@ -9,11 +9,11 @@ use shimmer_proto::expert::v1::Fence;
 /// What a reply is, against what is being waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The first answer to work that is out.
+    /// The first answer to an attempt that is out.
     Accept,
     /// Work that is out was answered before; dropped.
     Duplicate,
-    /// The answer to work of an earlier place; dropped.
+    /// The answer to work of an earlier place or attempt; dropped.
     Stale,
     /// An answer to work that was never sent; dropped.
     Unknown,
@@ -89,7 +89,8 @@ impl Ledger {
         Self::default()
     }
 
-    /// Notes that work went out to a worker. The first work of a later place abandons what is still out.
+    /// Notes that work went out to a worker. The first work of a later place abandons what is still out; a later attempt
+    /// of a part takes the place of the earlier one, answered or not.
     pub fn expect(&mut self, worker: usize, fence: Option<&Fence>) -> Result<(), FenceError> {
         let fence = fence.ok_or(FenceError::Missing)?;
         let place = place(fence);
@@ -115,6 +116,7 @@ impl Ledger {
             }),
             Some(entry) => {
                 entry.attempt = fence.attempt;
+                entry.answered = false;
                 Ok(())
             }
             None => {
@@ -126,7 +128,8 @@ impl Ledger {
         }
     }
 
-    /// Classifies a reply and settles the work that it answers. An answer to any attempt counts: they have the same bytes.
+    /// Classifies a reply and settles the work that it answers. Only the newest attempt of a part counts: it may hold fewer
+    /// rows than the one before.
     pub fn settle(&mut self, worker: usize, fence: Option<&Fence>) -> Verdict {
         let verdict = self.classify(worker, fence);
         match verdict {
@@ -147,6 +150,7 @@ impl Ledger {
         let mut entries = self.entries.iter_mut();
         match entries.find(|e| place == self.place && e.worker == worker && e.part == fence.part) {
             Some(entry) if fence.attempt > entry.attempt => Verdict::Unknown,
+            Some(entry) if fence.attempt < entry.attempt => Verdict::Stale,
             Some(entry) if entry.answered => Verdict::Duplicate,
             Some(entry) => {
                 entry.answered = true;

@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
@@ -48,15 +48,30 @@ fn the_next_layer_abandons_what_is_out() {
 }
 
 #[test]
-fn a_second_attempt_is_one_answer() {
+fn a_later_attempt_replaces_the_earlier_one() {
     let mut ledger = Ledger::new();
-    let second = Fence { attempt: 1, ..fence(1, 0, 0) };
-    ledger.expect(0, Some(&fence(1, 0, 0))).unwrap();
-    assert!(matches!(ledger.expect(0, Some(&fence(1, 0, 0))), Err(FenceError::Repeated { .. })));
+    let (first, second) = (fence(1, 0, 0), Fence { attempt: 1, ..fence(1, 0, 0) });
+    ledger.expect(0, Some(&first)).unwrap();
+    assert!(matches!(ledger.expect(0, Some(&first)), Err(FenceError::Repeated { .. })));
     ledger.expect(0, Some(&second)).unwrap();
     assert_eq!(ledger.outstanding(0), 1);
+    check(&mut ledger, 0, &first, Verdict::Stale);
     check(&mut ledger, 0, &second, Verdict::Accept);
-    check(&mut ledger, 0, &fence(1, 0, 0), Verdict::Duplicate);
+    check(&mut ledger, 0, &second, Verdict::Duplicate);
+}
+
+#[test]
+fn work_sent_again_after_a_refusal_is_waited_for_again() {
+    let mut ledger = Ledger::new();
+    let (first, second) = (fence(1, 0, 0), Fence { attempt: 1, ..fence(1, 0, 0) });
+    ledger.expect(0, Some(&first)).unwrap();
+    check(&mut ledger, 0, &first, Verdict::Accept);
+    assert_eq!(ledger.outstanding(0), 0);
+    ledger.expect(0, Some(&second)).unwrap();
+    assert_eq!(ledger.outstanding(0), 1);
+    check(&mut ledger, 0, &first, Verdict::Stale);
+    check(&mut ledger, 0, &second, Verdict::Accept);
+    assert_eq!(ledger.outstanding(0), 0);
 }
 
 #[test]
@@ -71,13 +86,13 @@ fn a_lost_worker_owes_nothing() {
 }
 
 proptest! {
-    // Whatever arrives in whatever order, a part enters a sum at most once, and only at the place that was open.
+    // Whatever arrives in whatever order, an attempt of a part is accepted at most once, and only while it is the one that is out.
     #[test]
-    fn a_part_is_summed_at_most_once(
+    fn an_attempt_is_accepted_at_most_once(
         events in prop::collection::vec((any::<bool>(), 0usize..3, 0u64..3, 0u32..3, 0u32..2, 0u32..3), 0..200),
     ) {
         let mut ledger = Ledger::new();
-        let mut sent = BTreeSet::new();
+        let mut sent = BTreeMap::new();
         let mut summed = BTreeSet::new();
         let mut newest = (0, 0);
         let mut dropped = 0;
@@ -87,12 +102,12 @@ proptest! {
                 if ledger.expect(worker, Some(&fence)).is_ok() {
                     prop_assert!((step, layer) >= newest);
                     newest = (step, layer);
-                    sent.insert((worker, step, layer, part));
+                    sent.insert((worker, step, layer, part), attempt);
                 }
             } else if ledger.settle(worker, Some(&fence)) == Verdict::Accept {
-                prop_assert!(sent.contains(&(worker, step, layer, part)));
+                prop_assert_eq!(sent.get(&(worker, step, layer, part)), Some(&attempt));
                 prop_assert_eq!((step, layer), newest);
-                prop_assert!(summed.insert((worker, step, layer, part)));
+                prop_assert!(summed.insert((worker, step, layer, part, attempt)));
             } else {
                 dropped += 1;
             }
