@@ -14,6 +14,7 @@ pub(crate) use read::{Fp8Scales, TensorReader};
 use crate::error::{Error, MissingCase, Result};
 use crate::files;
 use crate::safetensors::{TensorFile, TensorInfo};
+use crate::schema::TEXT_FILES;
 
 /// Hint of errors about a directory whose files do not belong together.
 pub(crate) const DOWNLOAD_AGAIN: &str = "download the checkpoint again into an empty directory";
@@ -142,12 +143,21 @@ impl Checkpoint {
         self.unfulfilled.keys().map(String::as_str)
     }
 
-    /// Identifies the configuration, names, types, shapes and places of all tensors, and a sample of the data of each:
-    /// enough to tell a checkpoint from a fine-tuned sibling with the same headers.
+    /// Identifies the configuration, the text files, names, types, shapes and places of all tensors, and a sample of the
+    /// data of each: enough to tell a checkpoint from a fine-tuned sibling with the same headers, and from itself with
+    /// another tokenizer or chat template.
     pub(crate) fn fingerprint(&self) -> Result<String> {
         const SAMPLE_BYTES: usize = 64;
         let mut hasher = blake3::Hasher::new();
         hasher.update(&files::read_small(&self.directory.join("config.json"))?);
+        for name in TEXT_FILES {
+            let path = self.directory.join(name);
+            if path.is_file() {
+                let text = files::read_small(&path)?;
+                hasher.update(format!("{name} {}\n", text.len()).as_bytes());
+                hasher.update(&text);
+            }
+        }
         for file in &self.files {
             hasher.update(file.header().digest().as_bytes());
         }

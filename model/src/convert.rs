@@ -134,7 +134,7 @@ fn complete(container: &Container, plan: &Plan) -> ConvertReport {
     }
 }
 
-/// Identifies a conversion: the checkpoint with a sample of its data, the formats, and the arithmetic.
+/// Identifies a conversion: the checkpoint with its text files and a sample of its data, the formats, and the arithmetic.
 fn fingerprint(plan: &Plan, class: &NumericClass) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(plan.checkpoint.fingerprint()?.as_bytes());

@@ -69,7 +69,7 @@ impl State {
                 return Ok(Start::Complete(Box::new(container)));
             }
             return refuse(
-                "holds the container of another checkpoint or of other formats",
+                "holds the container of another checkpoint, of other text files or of other formats",
                 "choose another directory, or remove this one if you no longer need it",
             );
         }
@@ -103,7 +103,7 @@ impl State {
         }
         Err(Error::Output {
             path: self.out.clone(),
-            problem: "holds a stopped conversion of another checkpoint or of other formats"
+            problem: "holds a stopped conversion of another checkpoint, of other text files or of other formats"
                 .to_owned(),
             hint: "continue it with its own options, or remove the directory",
         })

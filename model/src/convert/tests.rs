@@ -246,7 +246,8 @@ fn another_container_is_never_written_over() {
     let class = NumericClass::default();
     convert(&options(source.path(), out.path(), class), &()).unwrap();
     let before = contents(out.path());
-    let taken = "holds the container of another checkpoint or of other formats";
+    let taken =
+        "holds the container of another checkpoint, of other text files or of other formats";
     check_refused(&options(other.path(), out.path(), class), &[taken, "choose another directory"]);
     check_refused(
         &options(source.path(), out.path(), NumericClass::uniform(WeightFormat::Bf16)),
@@ -270,7 +271,7 @@ fn a_stopped_conversion_of_something_else_is_not_continued() {
     let other = options(source.path(), out.path(), NumericClass::uniform(WeightFormat::F16));
     check_refused(
         &other,
-        &["holds a stopped conversion of another checkpoint or of other formats"],
+        &["holds a stopped conversion of another checkpoint, of other text files"],
     );
 }
 
@@ -344,6 +345,10 @@ fn tokenizer_files_come_along_and_count() {
     );
 
     fs::write(source.path().join("chat_template.jinja"), "another").unwrap();
+    check_refused(
+        &options(source.path(), out.path(), NumericClass::default()),
+        &["other text files", "choose another directory"],
+    );
     let second = tempfile::tempdir().unwrap();
     convert(&options(source.path(), second.path(), NumericClass::default()), &()).unwrap();
     assert_ne!(Container::open(second.path()).unwrap().digest(), container.digest());
