@@ -246,6 +246,8 @@ fn generate_gives_one_line_of_json_whatever_the_workers() {
             "--ignore-eos",
             "--logprobs",
             "2",
+            "--seed",
+            "18446744073709551615",
         ]);
         flags.extend(workers);
         let line = text(&check(&flags, &[], 0, &[]).stdout);
