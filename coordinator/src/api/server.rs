@@ -33,13 +33,16 @@ pub enum ServeError {
     /// The listener or the HTTP/2 stack failed.
     #[error("the gRPC server failed")]
     Transport(#[from] tonic::transport::Error),
+    /// The step thread panicked; what it said is in the log. Another process must take over.
+    #[error("the engine has ended by itself")]
+    EngineEnded,
 }
 
 /// Serves clients until `shutdown` is cancelled, then lets running generations finish for the drain time and ends the
 /// rest with UNAVAILABLE. The engine has stopped when this returns.
 ///
 /// # Errors
-/// The server could not be built or its transport failed.
+/// The server could not be built, its transport failed, or the engine has ended by itself.
 pub async fn serve(
     inference: Inference,
     listener: TcpListener,
@@ -73,9 +76,23 @@ pub async fn serve(
     let served = tokio::select! {
         served = server => served,
         ((), ()) = async { tokio::join!(drain, follow) } => Ok(()),
+        () = ended(&engine) => {
+            report(&reporter, false).await;
+            return Err(ServeError::EngineEnded);
+        }
     };
     stop_engine(engine.clone()).await;
     Ok(served?)
+}
+
+/// How often the engine is looked at.
+const WATCH: Duration = Duration::from_millis(500);
+
+/// Returns when the engine has ended without being told to.
+async fn ended(engine: &EngineHandle) {
+    while !engine.has_ended() {
+        tokio::time::sleep(WATCH).await;
+    }
 }
 
 /// Time for the last messages of ended streams to leave.

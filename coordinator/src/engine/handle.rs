@@ -149,6 +149,12 @@ impl EngineHandle {
         *self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
     }
 
+    /// Whether the step thread has ended without [`EngineHandle::shutdown`]: it panicked, and nothing will answer any more.
+    pub fn has_ended(&self) -> bool {
+        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
     /// The model and its limits.
     pub fn model_info(&self) -> &ModelInfo {
         &self.shared.info

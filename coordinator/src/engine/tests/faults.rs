@@ -1,5 +1,7 @@
 //! A fault ends the requests that it touches, changes no byte of the others, and the engine lives on.
 
+use std::time::{Duration, Instant};
+
 use shimmer_kernels::{Isa, WeightFormat};
 use shimmer_model::tiny::Preset;
 use shimmer_proto::expert::v1::{ErrorCode, ExpertWork};
@@ -137,4 +139,22 @@ fn a_lost_worker_ends_requests_and_later_ones_are_refused_at_once() {
     let Some(GenerationError::Unavailable { detail }) = second.failed else { panic!("{second:?}") };
     assert!(detail.contains("has no serving worker"), "{detail}");
     assert!(handle.score(&[1, 2]).is_err());
+}
+
+#[test]
+fn the_end_of_the_step_thread_is_seen() {
+    let tiny = tiny_model(Preset::Glm4Moe, WeightFormat::Q8G64, WeightFormat::Q8G64);
+    let workers = TestWorkers::new(&tiny, kernels(Isa::Scalar).unwrap(), &[1.0])
+        .script(|_, _| panic!("by the test"));
+    let handle = start(&tiny, workers, config(64, 64, 1));
+    assert!(!handle.has_ended());
+    let stream = handle.submit(generation("a", &[1, 2, 3])).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !handle.has_ended() && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert!(handle.has_ended());
+    drop(stream);
+    handle.shutdown();
+    assert!(!handle.has_ended(), "a shutdown is no fault");
 }
