@@ -11,6 +11,8 @@ mod compute;
 pub mod counters;
 mod error;
 pub mod expert_core;
+pub mod io;
+pub mod memory;
 mod payload;
 pub mod serve;
 pub mod session;

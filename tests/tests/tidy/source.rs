@@ -6,17 +6,18 @@ use super::tree::{self, File};
 const LINES_MAX: usize = 600;
 
 /// Where `unsafe` may stand: kernels that need intrinsics, disjoint rectangles of one output, memory with special
-/// placement, and mapped files.
-const UNSAFE_ALLOWED: [&str; 5] = [
+/// placement, mapped files, and the ring of io_uring.
+const UNSAFE_ALLOWED: [&str; 6] = [
     "kernels/src/simd",
     "kernels/src/arena",
     "kernels/src/strided",
     "model/src/mapping",
     "worker/src/memory",
+    "worker/src/io/uring",
 ];
 
 /// Cores that decide without a clock, a socket, a file, a task or a random source of their own.
-const CORES: [&str; 12] = [
+const CORES: [&str; 13] = [
     "kernels/src/",
     "coordinator/src/scheduler",
     "coordinator/src/sampler",
@@ -29,6 +30,7 @@ const CORES: [&str; 12] = [
     "coordinator/src/detokenizer",
     "coordinator/src/tokenizer",
     "proto/src/checksum",
+    "worker/src/residency",
 ];
 
 /// What a core must not name.

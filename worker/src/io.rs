@@ -1,0 +1,65 @@
+//! Reading slabs: from which file, by which call, and what happens when a read falls short.
+//!
+//! A reader takes jobs, each with the memory that the slab goes to, and hands the memory back with the outcome. It knows
+//! nothing of slots or layers' states; who asked decides what a failure means.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::memory::SlotMemory;
+
+/// One slab to read.
+#[derive(Debug)]
+pub struct ReadJob {
+    /// Layer.
+    pub layer: u32,
+    /// Expert.
+    pub expert: u32,
+    /// Where the slab goes; its length is the slab's.
+    pub memory: SlotMemory,
+    /// The asker's mark, handed back unchanged.
+    pub token: u64,
+}
+
+/// What a read cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReadReport {
+    /// Bytes that came from files, those of failed tries included.
+    pub bytes: u64,
+    /// Time inside read calls, or between submission and completion.
+    pub service: Duration,
+    /// Whether the page cache was passed by.
+    pub direct: bool,
+}
+
+/// A job that has ended.
+#[derive(Debug)]
+pub struct ReadDone {
+    /// The job, with its memory. After a failure the memory holds anything.
+    pub job: ReadJob,
+    /// What it cost, or why the slab is not there.
+    pub outcome: Result<ReadReport, ReadError>,
+}
+
+/// Why a slab could not be read from any copy. Names file, offset, wanted and found.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+pub struct ReadError {
+    /// What was wrong, for logs and peers.
+    pub message: String,
+}
+
+/// Takes ended jobs, on any thread, in any order.
+pub trait ReadSink: Send + Sync {
+    /// A job has ended.
+    fn done(&self, done: ReadDone);
+}
+
+/// Reads slabs and checks each against the container's digest when it is read for the first time.
+pub trait SlabReader: Send + Sync + fmt::Debug {
+    /// Starts reading; returns at once. Every job ends in exactly one call of `sink`, also while the reader is dropped.
+    fn submit(&self, jobs: Vec<ReadJob>, sink: &Arc<dyn ReadSink>);
+
+    /// Reads on the calling thread, beside whatever was submitted: what prefetchers do, so that they never stand in the
+    /// queue of the demand path.
+    fn read_here(&self, job: ReadJob) -> ReadDone;
+}
