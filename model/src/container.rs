@@ -101,6 +101,16 @@ impl Container {
         Ok(&self.manifest.experts[file.first_entry + index])
     }
 
+    /// The open file with the experts of a layer and its path, for readers that choose the call, the memory and the moment
+    /// themselves. [`Error::AbsentLayer`] when it is not in this directory.
+    pub fn expert_file(&self, layer: u32) -> Result<(&File, &Path)> {
+        let place = self.layer(layer)?;
+        match &place.file {
+            Some(file) => Ok((file, &place.path)),
+            None => Err(Error::AbsentLayer { file: place.path.clone(), layer }),
+        }
+    }
+
     /// Reads the slab of an expert and checks its digest. `out` has the length that the layout says.
     pub fn read_expert(&self, layer: u32, expert: u32, out: &mut [u8]) -> Result<()> {
         let entry = self.read_expert_unchecked(layer, expert, out)?;
@@ -130,10 +140,8 @@ impl Container {
             place.layout.slab_bytes(),
             "the buffer of a slab has the slab's length"
         );
-        let Some(file) = &place.file else {
-            return Err(Error::AbsentLayer { file: place.path.clone(), layer });
-        };
-        files::read_exact_at(file, out, entry.offset).map_err(Error::io("reading", &place.path))?;
+        let (file, path) = self.expert_file(layer)?;
+        files::read_exact_at(file, out, entry.offset).map_err(Error::io("reading", path))?;
         Ok(entry)
     }
 

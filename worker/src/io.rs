@@ -3,7 +3,11 @@
 //! A reader takes jobs, each with the memory that the slab goes to, and hands the memory back with the outcome. It knows
 //! nothing of slots or layers' states; who asked decides what a failure means.
 
+mod error;
+
 use std::{fmt, sync::Arc, time::Duration};
+
+pub use error::{Cause, CopyFailure, ReadError};
 
 use crate::memory::SlotMemory;
 
@@ -38,14 +42,6 @@ pub struct ReadDone {
     pub job: ReadJob,
     /// What it cost, or why the slab is not there.
     pub outcome: Result<ReadReport, ReadError>,
-}
-
-/// Why a slab could not be read from any copy. Names file, offset, wanted and found.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{message}")]
-pub struct ReadError {
-    /// What was wrong, for logs and peers.
-    pub message: String,
 }
 
 /// Takes ended jobs, on any thread, in any order.
