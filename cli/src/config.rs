@@ -28,7 +28,8 @@ pub use generate::{GenerateConfig, GenerateSettings, InProcess, SamplingConfig, 
 pub use isa::IsaName;
 pub use print::render;
 pub use serve::{ServeConfig, ServeSettings};
-pub use units::{ByteSize, ParseByteSizeError, ParsePeriodError, Period, Seed};
+pub use shimmer_worker::tier_options::{ByteSize, ParseByteSizeError};
+pub use units::{ParsePeriodError, Period, Seed};
 pub use worker::{WorkerConfig, WorkerSettings};
 
 /// One key of a role's settings.

@@ -17,6 +17,7 @@ use crate::{
     payload::Buffers,
     session::ExpertSession,
     store::{ExpertStore, RamStore},
+    tier_options::{RamSetting, TierOptions},
 };
 
 /// Threads that read slabs at the same time; more do not help one drive.
@@ -29,8 +30,8 @@ pub struct WorkerConfig {
     pub id: String,
     /// Relative capacity. Experts are shared out in proportion.
     pub weight: f64,
-    /// Bytes for expert slabs; absent takes what the host has.
-    pub ram_budget_bytes: Option<u64>,
+    /// Where experts live.
+    pub tiers: TierOptions,
     /// Compute threads of a pool of its own. Ignored when `pool` is given.
     pub threads: usize,
     /// A pool to compute on, for a worker inside another process.
@@ -93,7 +94,10 @@ impl ExpertCore {
         if config.threads == 0 {
             return Err(setting("threads", &0, "expected at least 1"));
         }
-        let budget = RamBudget::measure(config.ram_budget_bytes)?;
+        let budget = RamBudget::measure(match config.tiers.ram {
+            RamSetting::Bytes(bytes) => Some(bytes),
+            RamSetting::Auto | RamSetting::All => None,
+        })?;
         let model = container.config();
         let mut layers = vec![None; model.layers.len()];
         for (layer, experts) in model.moe_layers() {

@@ -20,9 +20,13 @@ pub mod session;
 pub mod store;
 #[cfg(test)]
 mod testing;
+pub mod tier_counters;
+pub mod tier_options;
 
 pub use counters::{Counters, CountersSnapshot};
 pub use error::Error;
 pub use expert_core::{ExpertCore, WorkerConfig};
 pub use serve::{ServeConfig, bind, serve};
 pub use session::ExpertSession;
+pub use tier_counters::{TierCounters, TierSnapshot};
+pub use tier_options::TierOptions;

@@ -2,7 +2,10 @@
 
 use std::net::SocketAddr;
 
-use shimmer_worker::{ExpertCore, ServeConfig, WorkerConfig as CoreConfig, bind, serve};
+use shimmer_worker::{
+    ExpertCore, ServeConfig, TierOptions, WorkerConfig as CoreConfig, bind, serve,
+    tier_options::RamSetting,
+};
 
 use crate::{
     block_on, config::WorkerConfig, error::Error, local::kernels, logging, output, shutdown,
@@ -26,7 +29,10 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         CoreConfig {
             id: id.clone(),
             weight: config.weight,
-            ram_budget_bytes: config.ram_budget.map(|budget| budget.0),
+            tiers: TierOptions {
+                ram: config.ram_budget.map_or(RamSetting::Auto, |size| RamSetting::Bytes(size.0)),
+                ..TierOptions::default()
+            },
             threads: config.threads,
             pool: None,
             build: super::BUILD.to_owned(),

@@ -15,7 +15,7 @@ use shimmer_proto::{
     limits::{self, MAX_PART_ROWS, PART_BYTES},
     v1::WorkerStatus,
 };
-use shimmer_worker::{ExpertCore, ExpertSession, WorkerConfig, store::LoadProgress};
+use shimmer_worker::{ExpertCore, ExpertSession, TierOptions, WorkerConfig, store::LoadProgress};
 
 use crate::commands::BUILD;
 
@@ -80,7 +80,7 @@ impl LocalTransport {
             let config = WorkerConfig {
                 id: format!("worker-{index}"),
                 weight,
-                ram_budget_bytes: None,
+                tiers: TierOptions::default(),
                 threads,
                 pool: pool.clone(),
                 build: BUILD.to_owned(),

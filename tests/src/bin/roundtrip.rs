@@ -26,7 +26,9 @@ use shimmer_proto::{
     checksum,
     expert::v1::{self, Assign, ExpertWork, Fence, LayerExperts},
 };
-use shimmer_worker::{ExpertCore, ServeConfig, WorkerConfig, bind, serve, store::NoProgress};
+use shimmer_worker::{
+    ExpertCore, ServeConfig, TierOptions, WorkerConfig, bind, serve, store::NoProgress,
+};
 use tokio_util::sync::CancellationToken;
 
 fn main() -> Result<()> {
@@ -64,7 +66,7 @@ fn core(container: &Arc<Container>, id: &str) -> Result<Arc<ExpertCore>> {
     let config = WorkerConfig {
         id: id.to_owned(),
         weight: 1.0,
-        ram_budget_bytes: None,
+        tiers: TierOptions::default(),
         threads: 1,
         pool: None,
         build: "roundtrip".to_owned(),

@@ -20,7 +20,9 @@ use shimmer_proto::expert::v1::{
     ActivationFormat, Assign, ExpertResult, ExpertWork, Fence, LayerExperts, expert_result::Payload,
 };
 use shimmer_tests::wait::wait_until;
-use shimmer_worker::{Counters, ExpertCore, ExpertSession, ServeConfig, WorkerConfig, bind, serve};
+use shimmer_worker::{
+    Counters, ExpertCore, ExpertSession, ServeConfig, TierOptions, WorkerConfig, bind, serve,
+};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
@@ -52,7 +54,7 @@ pub(super) fn core(container: Arc<Container>, id: &str, weight: f64) -> Arc<Expe
     let config = WorkerConfig {
         id: id.to_owned(),
         weight,
-        ram_budget_bytes: None,
+        tiers: TierOptions::default(),
         threads: 1,
         pool: None,
         build: "test".to_owned(),

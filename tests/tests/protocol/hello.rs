@@ -6,7 +6,7 @@ use shimmer_model::{Container, tiny::Preset};
 use shimmer_proto::expert::v1::{
     ErrorCode, Identity, session_request::Body as Ask, session_response::Body as Said,
 };
-use shimmer_worker::ServeConfig;
+use shimmer_worker::{ServeConfig, TierOptions, tier_options::RamSetting};
 use tempfile::TempDir;
 
 use super::{
@@ -127,7 +127,7 @@ fn a_budget_that_is_too_small_is_named() {
         let config = shimmer_worker::WorkerConfig {
             id: "small".to_owned(),
             weight: 1.0,
-            ram_budget_bytes: Some(4096),
+            tiers: TierOptions { ram: RamSetting::Bytes(4096), ..TierOptions::default() },
             threads: 1,
             pool: None,
             build: "test".to_owned(),

@@ -3,7 +3,12 @@ use shimmer_model::{Container, tiny::Preset};
 use shimmer_proto::expert::v1::{ActivationFormat, Fence, expert_result::Payload};
 
 use super::*;
-use crate::{WorkerConfig, store::NoProgress, testing};
+use crate::{
+    WorkerConfig,
+    store::NoProgress,
+    testing,
+    tier_options::{RamSetting, TierOptions},
+};
 
 const LAYER: u32 = 1;
 
@@ -11,7 +16,7 @@ fn session(container: &Arc<Container>, threads: usize, isa: Option<Isa>) -> Expe
     let config = WorkerConfig {
         id: "w".to_owned(),
         weight: 1.0,
-        ram_budget_bytes: None,
+        tiers: TierOptions::default(),
         threads,
         pool: None,
         build: "test".to_owned(),
@@ -145,7 +150,7 @@ fn settings_that_cannot_work_are_refused_by_name() {
     let good = WorkerConfig {
         id: "w".to_owned(),
         weight: 1.0,
-        ram_budget_bytes: None,
+        tiers: TierOptions::default(),
         threads: 1,
         pool: None,
         build: "test".to_owned(),
@@ -160,7 +165,8 @@ fn settings_that_cannot_work_are_refused_by_name() {
     check(WorkerConfig { weight: f64::NAN, ..good.clone() }, "setting weight is NaN");
     check(WorkerConfig { weight: -1.0, ..good.clone() }, "setting weight is -1");
     check(WorkerConfig { threads: 0, ..good.clone() }, "setting threads is 0");
-    check(WorkerConfig { ram_budget_bytes: Some(u64::MAX), ..good }, "does not fit");
+    let tiers = TierOptions { ram: RamSetting::Bytes(u64::MAX), ..TierOptions::default() };
+    check(WorkerConfig { tiers, ..good }, "does not fit");
 }
 
 #[test]
