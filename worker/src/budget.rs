@@ -16,6 +16,8 @@ pub enum BudgetTerm {
     Host,
     /// Memory limit of the control group.
     ControlGroup,
+    /// The setting of slots per layer.
+    Cap,
     /// Neither could be read.
     Unknown,
 }
@@ -23,11 +25,31 @@ pub enum BudgetTerm {
 impl fmt::Display for BudgetTerm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Setting => "the configured RAM budget",
+            Self::Setting => "--ram",
+            Self::Cap => "--cap",
             Self::Host => "the memory available on this host",
             Self::ControlGroup => "the memory limit of the control group",
             Self::Unknown => "the address space",
         })
+    }
+}
+
+/// Bytes for people: two or three digits and a unit, rounded down, so that a limit is never overstated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        let Some((unit, name)) = units.into_iter().find(|(unit, _)| self.0 >= *unit) else {
+            return write!(f, "{} bytes", self.0);
+        };
+        let (whole, rest) = (self.0 / unit, self.0 % unit);
+        match whole {
+            0..10 => write!(f, "{whole}.{:02} {name}", rest * 100 / unit),
+            10..100 => write!(f, "{whole}.{} {name}", rest * 10 / unit),
+            _ => write!(f, "{whole} {name}"),
+        }
     }
 }
 

@@ -14,6 +14,7 @@ pub mod expert_core;
 pub mod io;
 pub mod memory;
 mod payload;
+pub mod placement;
 pub mod residency;
 pub mod serve;
 pub mod session;

@@ -145,5 +145,5 @@ fn a_budget_that_is_too_small_is_named() {
     // The worker says so as well, to a coordinator that does not look.
     let error = RawClient::greeted(&server).assign(bench::assign_all(1, 1)).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Load);
-    assert!(error.detail.contains("the configured RAM budget allows 4096"), "{}", error.detail);
+    assert!(error.detail.contains("--ram allows 4096"), "{}", error.detail);
 }

@@ -17,7 +17,7 @@ const UNSAFE_ALLOWED: [&str; 6] = [
 ];
 
 /// Cores that decide without a clock, a socket, a file, a task or a random source of their own.
-const CORES: [&str; 13] = [
+const CORES: [&str; 14] = [
     "kernels/src/",
     "coordinator/src/scheduler",
     "coordinator/src/sampler",
@@ -31,6 +31,7 @@ const CORES: [&str; 13] = [
     "coordinator/src/tokenizer",
     "proto/src/checksum",
     "worker/src/residency",
+    "worker/src/placement",
 ];
 
 /// What a core must not name.

@@ -87,7 +87,7 @@ fn the_budget_is_kept_and_named() {
     let held = store.claim(&[wanted(layers[0], &[0, 1])], &NoProgress).unwrap();
     let error = store.claim(&[wanted(layers[1], &[0, 1])], &NoProgress).unwrap_err();
     assert!(matches!(error, StoreError::Budget { experts: 2, .. }));
-    assert!(error.to_string().contains("the configured RAM budget allows"), "{error}");
+    assert!(error.to_string().contains("--ram allows"), "{error}");
     drop(held);
     let _later = store.claim(&[wanted(layers[1], &[0, 1])], &NoProgress).unwrap();
     assert!(store.lease(layers[0], 0).is_err(), "the unclaimed experts made room");
