@@ -15,12 +15,12 @@ use std::ptr::NonNull;
 pub const PAGE_BYTES: usize = 2 << 20;
 
 /// Zeroed, 2 MiB-aligned bytes that are returned to the system when dropped.
+///
+/// One mapping each, a whole number of huge pages long: the kernel counts mappings and allows a process about 65,000.
 #[derive(Debug)]
 pub struct Arena {
     start: NonNull<u8>,
     len: usize,
-    mapping: NonNull<libc::c_void>,
-    mapped: usize,
 }
 
 // SAFETY: the arena owns its mapping alone; it is plain memory.
@@ -54,11 +54,18 @@ impl Arena {
         if mapping == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let mapping = NonNull::new(mapping).expect("a mapping without a fixed address is not at 0");
-        let offset = mapping.cast::<u8>().align_offset(PAGE_BYTES);
-        // SAFETY: the offset is below PAGE_BYTES, by which the mapping is longer than what is handed out.
-        let start = unsafe { mapping.cast::<u8>().add(offset) };
-        let arena = Self { start, len: bytes, mapping, mapped };
+        let mapping =
+            NonNull::new(mapping.cast()).expect("a mapping without a fixed address is not at 0");
+        let before = mapping.align_offset(PAGE_BYTES);
+        // SAFETY: the offset is below PAGE_BYTES, by which the mapping is longer than what is kept.
+        let start = unsafe { mapping.add(before) };
+        let arena = Self { start, len: bytes };
+        let kept = arena.mapped_bytes();
+        // SAFETY: the kept part ends within the mapping, whose last `after` bytes begin there.
+        let end = unsafe { start.add(kept) };
+        for (unused, bytes) in [(mapping, before), (end, mapped - before - kept)] {
+            unmap(unused, bytes)?;
+        }
         arena.advise_huge_pages();
         Ok(arena)
     }
@@ -67,11 +74,21 @@ impl Arena {
     fn advise_huge_pages(&self) {
         #[cfg(target_os = "linux")]
         {
-            let len = self.len.next_multiple_of(PAGE_BYTES);
-            // SAFETY: the range lies in this arena's mapping, and the advice changes no contents.
+            let len = self.mapped_bytes();
+            // SAFETY: the range is this arena's mapping, and the advice changes no contents.
             let _refused =
                 unsafe { libc::madvise(self.start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         }
+    }
+
+    /// Where the bytes begin. Who writes through it must know that nobody else uses those bytes.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes of address space taken, whole huge pages.
+    pub fn mapped_bytes(&self) -> usize {
+        self.len.max(1).next_multiple_of(PAGE_BYTES)
     }
 
     /// Bytes asked for.
@@ -99,9 +116,20 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with this length and nothing borrows it any more.
-        let result = unsafe { libc::munmap(self.mapping.as_ptr(), self.mapped) };
-        debug_assert_eq!(result, 0, "an own mapping can be unmapped");
+        let result = unmap(self.start, self.mapped_bytes());
+        debug_assert!(result.is_ok(), "an own mapping can be unmapped: {result:?}");
+    }
+}
+
+/// Gives back a part of a mapping that nobody uses.
+fn unmap(start: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: the callers own the range, and nothing borrows it any more.
+    match unsafe { libc::munmap(start.as_ptr().cast(), bytes) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

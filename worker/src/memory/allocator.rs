@@ -1,0 +1,98 @@
+//! Who maps: the settings, what they came to on this machine, and the counts.
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use super::{
+    mapping::{Mapping, Shared},
+    registration::DeviceRegistration,
+    slots::{self, SlotMemory},
+    system::{self, Kernel, System},
+};
+
+/// What slots should be besides memory. Nothing by default.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryOptions {
+    /// Keep what was touched in memory, whatever else the host needs.
+    pub lock: bool,
+    /// A device that copies from slots.
+    pub device: Option<Arc<dyn DeviceRegistration>>,
+}
+
+/// Maps slots and counts what is mapped. Clones count together.
+#[derive(Debug, Clone)]
+pub struct SlotAllocator {
+    shared: Arc<Shared>,
+}
+
+/// What is mapped now, and what happened to slots.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MemorySnapshot {
+    /// Mappings of this process that hold slots.
+    pub mappings: u64,
+    /// Their address space. Memory is taken when it is first touched.
+    pub mapped_bytes: u64,
+    /// The part of it that stays in memory once touched.
+    pub locked_bytes: u64,
+    /// The part of it that a device knows.
+    pub registered_bytes: u64,
+    /// Slots whose pages went back to the system.
+    pub slots_released: u64,
+    /// Released slots that were taken into use again.
+    pub slots_attached: u64,
+}
+
+/// Maps slots that are nothing but memory.
+///
+/// # Errors
+/// The system gives no address space.
+pub fn map_slots(stride: usize, count: usize) -> io::Result<Vec<SlotMemory>> {
+    SlotAllocator::new(MemoryOptions::default()).map_slots(stride, count)
+}
+
+impl SlotAllocator {
+    /// An allocator without mappings.
+    pub fn new(options: MemoryOptions) -> Self {
+        Self::with_system(options, Box::new(Kernel))
+    }
+
+    pub(super) fn with_system(options: MemoryOptions, system: Box<dyn System>) -> Self {
+        Self { shared: Arc::new(Shared::new(options, system)) }
+    }
+
+    /// Maps `count` slots of `stride` bytes each, zeroed, in one mapping. Memory is taken when it is first touched.
+    ///
+    /// Locks and registrations that are refused are reported once and leave plain memory.
+    ///
+    /// # Errors
+    /// The system gives no address space; then nothing is left behind.
+    pub fn map_slots(&self, stride: usize, count: usize) -> io::Result<Vec<SlotMemory>> {
+        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let spacing =
+            stride.max(1).checked_next_multiple_of(system::page_bytes()).ok_or_else(too_large)?;
+        let bytes = spacing.checked_mul(count).ok_or_else(too_large)?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mapping = Mapping::new(bytes, &self.shared)?;
+        Ok(slots::cut(mapping, stride, spacing, count))
+    }
+
+    /// What is mapped now.
+    pub fn snapshot(&self) -> MemorySnapshot {
+        let totals = &self.shared.totals;
+        MemorySnapshot {
+            mappings: totals.mappings.load(Relaxed),
+            mapped_bytes: totals.mapped_bytes.load(Relaxed),
+            locked_bytes: totals.locked_bytes.load(Relaxed),
+            registered_bytes: totals.registered_bytes.load(Relaxed),
+            slots_released: totals.slots_released.load(Relaxed),
+            slots_attached: totals.slots_attached.load(Relaxed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! What placing memory asks of the kernel, behind a trait so that tests can refuse any of it.
+
+#![expect(unsafe_code, reason = "advice and locks on mappings of this process")]
+
+use std::{fmt, io, ptr::NonNull};
+
+use shimmer_kernels::Arena;
+
+/// Flag of mlock2, as in linux/mman.h: pages are locked when they come, not fetched because of the lock.
+const MLOCK_ONFAULT: libc::c_uint = 1;
+
+/// The calls. Addresses are those of arenas that the caller keeps.
+pub(super) trait System: Send + Sync + fmt::Debug {
+    /// New address space.
+    fn map(&self, bytes: usize) -> io::Result<Arena> {
+        Arena::new(bytes)
+    }
+
+    /// Keeps the pages of a range in memory from the moment when they are first touched.
+    fn lock(&self, start: NonNull<u8>, bytes: usize) -> io::Result<()>;
+
+    /// Bytes that this process may lock.
+    fn lock_limit(&self) -> u64 {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the structure is this function's own.
+        let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+        if result == 0 { limit.rlim_cur } else { 0 }
+    }
+}
+
+/// The kernel of this machine.
+#[derive(Debug)]
+pub(super) struct Kernel;
+
+impl System for Kernel {
+    fn lock(&self, start: NonNull<u8>, bytes: usize) -> io::Result<()> {
+        // SAFETY: a lock changes no contents, whatever the range.
+        check(unsafe { libc::mlock2(start.as_ptr().cast(), bytes, MLOCK_ONFAULT) })
+    }
+}
+
+/// The unit in which the system gives memory and takes it back.
+pub(super) fn page_bytes() -> usize {
+    // SAFETY: reads a constant of the system.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).expect("every system has pages")
+}
+
+/// Gives the pages of a range back to the system; they read as zeros afterwards.
+///
+/// # Safety
+/// The range is made of whole pages of a private anonymous mapping, and nobody else uses them.
+pub(super) unsafe fn discard(start: NonNull<u8>, bytes: usize) {
+    let start = start.as_ptr().cast();
+    // SAFETY: the caller owns the contents.
+    if check(unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) }).is_ok() {
+        return;
+    }
+    // Locked pages. Kernels from 5.18 discard them in place; before that the lock goes first, and `attach` renews it.
+    // SAFETY: the caller owns the contents.
+    if check(unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED_LOCKED) }).is_ok() {
+        return;
+    }
+    // SAFETY: the end of a lock changes no contents.
+    let unlocked = check(unsafe { libc::munlock(start, bytes) });
+    // SAFETY: the caller owns the contents.
+    let discarded = check(unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) });
+    assert!(discarded.is_ok(), "own pages can be discarded: {unlocked:?}, {discarded:?}");
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
