@@ -1,7 +1,7 @@
 //! What can go wrong before or beside serving. Faults of one peer are [`WorkerError`](shimmer_proto::expert::v1::WorkerError)
 //! messages to that peer, not errors of this type.
 
-use std::io;
+use std::{io, path::PathBuf};
 
 use crate::budget::BudgetTerm;
 
@@ -50,6 +50,30 @@ pub enum Error {
     Listen {
         /// The address.
         address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A mirror cannot be used.
+    #[error("mirror {}: {reason}; `shimmer mirror stage` makes one, `shimmer mirror verify` checks one", dir.display())]
+    Mirror {
+        /// Its directory.
+        dir: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A layer file could not be opened a second time.
+    #[error("opening {} for reads past the page cache", file.display())]
+    OpenDirect {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Threads could not be started.
+    #[error("starting {threads} threads that read slabs")]
+    IoThreads {
+        /// How many.
+        threads: usize,
         /// What the system said.
         source: io::Error,
     },

@@ -3,13 +3,29 @@
 //! A reader takes jobs, each with the memory that the slab goes to, and hands the memory back with the outcome. It knows
 //! nothing of slots or layers' states; who asked decides what a failure means.
 
+mod copies;
+mod cursor;
+mod edge;
 mod error;
+mod files;
+mod mirrors;
+mod pool;
+mod progress;
+mod slabs;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-pub use error::{Cause, CopyFailure, ReadError};
+use shimmer_model::Container;
 
-use crate::memory::SlotMemory;
+pub use error::{Cause, CopyFailure, ReadError};
+use pool::Pool;
+use slabs::Slabs;
+
+use crate::{
+    Error, TierCounters,
+    memory::SlotMemory,
+    tier_options::{IoBackend, TierOptions},
+};
 
 /// One slab to read.
 #[derive(Debug)]
@@ -58,4 +74,29 @@ pub trait SlabReader: Send + Sync + fmt::Debug {
     /// Reads on the calling thread, beside whatever was submitted: what prefetchers do, so that they never stand in the
     /// queue of the demand path.
     fn read_here(&self, job: ReadJob) -> ReadDone;
+
+    /// How it reads, which is not always what was asked for.
+    fn backend(&self) -> IoBackend;
 }
+
+/// Opens a reader of a container and its mirrors. What cannot be had (reads past the page cache, io_uring) is replaced by
+/// what can, with one line in the log and a count.
+pub fn open_reader(
+    container: &Arc<Container>,
+    options: &TierOptions,
+    counters: &Arc<TierCounters>,
+) -> Result<Arc<dyn SlabReader>, Error> {
+    let direct = options.io != IoBackend::Buffered;
+    let slabs = Slabs::open(container, &options.mirrors, direct, counters)?;
+    start(slabs, options)
+}
+
+fn start(slabs: Slabs, options: &TierOptions) -> Result<Arc<dyn SlabReader>, Error> {
+    let threads = options.io_threads;
+    let pool = Pool::start(slabs, threads, options.io)
+        .map_err(|source| Error::IoThreads { threads, source })?;
+    Ok(Arc::new(pool))
+}
+
+#[cfg(test)]
+mod tests;

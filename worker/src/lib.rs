@@ -19,6 +19,7 @@ pub mod residency;
 pub mod serve;
 pub mod session;
 pub mod store;
+mod sync;
 #[cfg(test)]
 mod testing;
 pub mod tier_counters;

@@ -84,6 +84,14 @@ tier_counters! {
     mirror_fallbacks,
     /// Files read through the page cache because reading past it was refused.
     direct_fallbacks,
+    /// Readers that use threads because io_uring was refused.
+    uring_fallbacks,
+    /// Slabs compared with the manifest, once for each copy.
+    slabs_checked,
+    /// Slabs that were not as the manifest says.
+    slabs_damaged,
+    /// Times that a copy of the container was set aside because it kept failing.
+    copies_set_aside,
     /// Prefetches begun.
     prefetch_issued,
     /// Prefetched experts that were wanted while they were in memory.

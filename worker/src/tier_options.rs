@@ -3,12 +3,14 @@
 //! Every type has one textual form, the same in flags, variables and files.
 
 mod byte_size;
+mod mirror;
 
 use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 pub use byte_size::{ByteSize, ParseByteSizeError, scaled};
+pub use mirror::{Mirror, ParseMirrorError};
 
 /// Most prefetchers of one worker.
 pub const PILOT_WORKERS_MAX: u8 = 16;
@@ -33,7 +35,7 @@ pub struct TierOptions {
     /// Threads, or reads under way at a time, of the demand path.
     pub io_threads: usize,
     /// Directories with copies of the container.
-    pub mirrors: Vec<PathBuf>,
+    pub mirrors: Vec<Mirror>,
     /// Where use is remembered between runs.
     pub usage: Option<UsageFile>,
     /// Where memory and threads are placed on a machine with several nodes.
@@ -235,7 +237,7 @@ macro_rules! text_form {
     )*};
 }
 
-text_form!(ByteSize, Policy, IoBackend, NumaSetting, RamSetting, PinSetting, UsageFile);
+text_form!(ByteSize, Mirror, Policy, IoBackend, NumaSetting, RamSetting, PinSetting, UsageFile);
 
 #[cfg(test)]
 mod tests {
