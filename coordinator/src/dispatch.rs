@@ -5,14 +5,16 @@
 //! [`Exchange`] is one layer's round: cut the rows by owner, send, compute meanwhile, receive, combine exactly.
 
 mod exchange;
+mod hints;
 mod plan;
 
 use std::fmt;
 use std::time::Instant;
 
-use shimmer_proto::expert::v1::{ExpertResult, ExpertWork, WorkerError};
+use shimmer_proto::expert::v1::{ExpertResult, ExpertWork, PrefetchHint, WorkerError};
 
 pub use exchange::{Exchange, LayerRound, WorkerStats};
+pub use hints::Hints;
 
 /// A worker as the step loop sees it. Its place in [`ExpertTransport::workers`] is its index in every other call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +67,15 @@ pub trait ExpertTransport: Send + fmt::Debug {
 
     /// Queues work on a worker and returns at once. The transport fills in the checksum.
     fn send(&mut self, worker: usize, work: ExpertWork) -> Result<(), TransportError>;
+
+    /// Whether hints to a worker are worth their bytes.
+    fn wants_hints(&self, _worker: usize) -> bool {
+        false
+    }
+
+    /// Queues a hint, ahead of the work that is sent next. The transport fills in the checksum. Nothing comes back, and a
+    /// hint that gets lost is not missed.
+    fn hint(&mut self, _worker: usize, _hint: PrefetchHint) {}
 
     /// Waits for the next reply of any worker. A loss is reported once, after the replies that came before it.
     fn receive(&mut self, deadline: Instant) -> Result<Reply, TransportError>;

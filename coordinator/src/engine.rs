@@ -7,6 +7,7 @@ mod active;
 mod config;
 mod events;
 mod handle;
+mod stats;
 mod step_loop;
 
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub use events::{
 };
 use handle::Command;
 pub use handle::{EngineHandle, MAX_LOGPROBS, MAX_STOP_STRINGS, ScoreError, SubmitError};
+pub use stats::EngineStats;
+use stats::Published;
 use step_loop::{StepBuffers, StepLoop};
 
 /// Most rows whose logits are computed at once: 64 rows of a vocabulary of 150,000 are 38 MB.
@@ -109,10 +112,11 @@ impl Engine {
         let context = context_length(model, pages, &parts.config);
         let info = model_info(&parts.container, context);
         let (handle, commands) = EngineHandle::new(info, &parts.config);
+        let published = handle.published();
         let (ready, started) = bounded(1);
         let thread = std::thread::Builder::new().name("shimmer-step".to_owned());
         let thread = thread
-            .spawn(move || run(parts, pages, context, &commands, &ready))
+            .spawn(move || run(parts, pages, context, published, &commands, &ready))
             .map_err(EngineError::Thread)?;
         started.recv().map_err(|_| EngineError::Panicked)??;
         handle.attach(thread);
@@ -126,6 +130,7 @@ fn run(
     parts: EngineParts,
     pages: u32,
     context: u32,
+    published: Published,
     commands: &Receiver<Command>,
     ready: &Sender<Result<(), EngineError>>,
 ) {
@@ -142,7 +147,7 @@ fn run(
             Ok(weights) => weights,
             Err(error) => return report(ready, Err(error.into())),
         };
-        match step_loop(parts, &weights, pages, context) {
+        match step_loop(parts, &weights, pages, context, published) {
             Ok(step_loop) => {
                 report(ready, Ok(()));
                 step_loop.run(commands);
@@ -162,6 +167,7 @@ fn step_loop<'w>(
     weights: &'w shimmer_model::Trunk,
     pages: u32,
     context: u32,
+    published: Published,
 ) -> Result<StepLoop<'w>, EngineError> {
     let EngineParts { container, kernels, tokenizer, transport, config } = parts;
     let model = container.config();
@@ -192,6 +198,7 @@ fn step_loop<'w>(
         next_id: 0,
         step: 1,
         buffers: StepBuffers::default(),
+        published,
     })
 }
 

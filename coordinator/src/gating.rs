@@ -32,6 +32,12 @@ impl RowFaults {
         self.rows.resize(rows, None);
     }
 
+    /// Takes over the faults of another step's first rows.
+    pub fn copy(&mut self, other: &Self, rows: usize) {
+        self.rows.clear();
+        self.rows.extend_from_slice(&other.rows[..rows]);
+    }
+
     /// Notes a fault; the first one of a row stays.
     pub fn fail(&mut self, row: usize, fault: RowFault) {
         self.rows[row].get_or_insert(fault);

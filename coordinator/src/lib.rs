@@ -13,6 +13,7 @@ pub mod fence;
 pub mod gating;
 pub mod kv_cache;
 pub mod placement;
+pub mod prediction;
 pub mod sampler;
 pub mod scheduler;
 pub mod sequence;

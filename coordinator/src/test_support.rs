@@ -12,7 +12,9 @@ use shimmer_kernels::{
 use shimmer_model::tiny::{self, Preset, TinyOptions};
 use shimmer_model::{Container, ConvertOptions, NumericClass, convert};
 use shimmer_proto::expert::v1::expert_result::Payload;
-use shimmer_proto::expert::v1::{ErrorCode, ExpertResult, ExpertWork, WorkerError};
+use shimmer_proto::expert::v1::{
+    ErrorCode, ExpertResult, ExpertWork, Fence, PrefetchHint, WorkerError,
+};
 
 use crate::dispatch::{ExpertTransport, PartLimits, Reply, TransportError, WorkerInfo};
 use crate::engine::{
@@ -89,6 +91,17 @@ pub(crate) struct TestWorkers {
     lost: Vec<bool>,
     script: Script,
     limits: PartLimits,
+    sent: Option<Sent>,
+}
+
+/// What went to the workers, in order, where a test wants to know.
+pub(crate) type Sent = Arc<Mutex<Vec<(usize, Message)>>>;
+
+/// See [`Sent`].
+#[derive(Debug, Clone)]
+pub(crate) enum Message {
+    Work(Fence),
+    Hint(PrefetchHint),
 }
 
 impl fmt::Debug for TestWorkers {
@@ -129,7 +142,14 @@ impl TestWorkers {
             lost: vec![false; weights.len()],
             script: Box::new(|_, _| Act::Answer),
             limits: PartLimits { max_rows: 4096, max_bytes: 4 << 20 },
+            sent: None,
         }
+    }
+
+    /// Workers that want hints.
+    pub(crate) fn hinted(mut self, sent: &Sent) -> Self {
+        self.sent = Some(Arc::clone(sent));
+        self
     }
 
     pub(crate) fn script(
@@ -215,8 +235,20 @@ impl ExpertTransport for TestWorkers {
             work.row_count as usize <= self.limits.max_rows
                 && work.rows.len() <= self.limits.max_bytes
         );
+        if let Some(sent) = &self.sent {
+            sent.lock().unwrap().push((worker, Message::Work(work.fence.unwrap())));
+        }
         self.queue.push_back((worker, work));
         Ok(())
+    }
+
+    fn wants_hints(&self, _worker: usize) -> bool {
+        self.sent.is_some()
+    }
+
+    fn hint(&mut self, worker: usize, hint: PrefetchHint) {
+        let sent = self.sent.as_ref().expect("hints go to who wants them");
+        sent.lock().unwrap().push((worker, Message::Hint(hint)));
     }
 
     fn receive(&mut self, _deadline: Instant) -> Result<Reply, TransportError> {

@@ -7,6 +7,8 @@
 mod attention;
 mod buffers;
 mod feed_forward;
+mod pilot;
+mod router;
 mod rows;
 mod weights;
 
@@ -18,7 +20,10 @@ use shimmer_model::{Container, ModelConfig, NumericClass};
 use crate::dispatch::{Exchange, ExpertTransport, WorkerStats};
 use crate::gating::RowFaults;
 use crate::kv_cache::KvCache;
+use crate::prediction::Recall;
 use buffers::Buffers;
+use feed_forward::{Place, Reach};
+use pilot::{Ahead, Pilot};
 use weights::Weights;
 
 /// The rows of one step.
@@ -50,6 +55,7 @@ pub struct Trunk<'w> {
     buffers: Buffers,
     exchange: Exchange,
     faults: RowFaults,
+    pilot: Pilot,
 }
 
 /// Settings of the forward pass.
@@ -82,7 +88,8 @@ impl<'w> Trunk<'w> {
         let buffers = Buffers::new(&config, options.max_rows, options.max_logit_rows);
         let exchange = Exchange::new(kernels, options.workers);
         let shape = Shape { config, class, kernels, rope, layer_deadline: options.layer_deadline };
-        Ok(Self { shape, weights, buffers, exchange, faults: RowFaults::default() })
+        let (faults, pilot) = (RowFaults::default(), Pilot::default());
+        Ok(Self { shape, weights, buffers, exchange, faults, pilot })
     }
 
     /// Runs all layers over the rows; keys and values go to `cache`. Afterwards [`Trunk::faults`] says which rows failed,
@@ -102,32 +109,33 @@ impl<'w> Trunk<'w> {
         self.faults.reset(rows);
         self.buffers.resize(rows);
         self.weights.embed(step.tokens, &mut self.buffers.x);
+        let hinting = (0..transport.workers().len()).any(|worker| transport.wants_hints(worker));
+        if hinting {
+            self.pilot.begin(step.spans, self.weights.layers.len());
+        }
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            attention::forward(
-                &self.shape,
-                &layer.attention,
-                index,
-                step.spans,
-                cache,
-                &mut self.buffers,
-            );
-            feed_forward::norm(&self.shape, layer.ffn_norm, &mut self.buffers);
+            let (shape, buffers) = (&self.shape, &mut self.buffers);
+            attention::forward(shape, &layer.attention, index, step.spans, cache, buffers);
+            feed_forward::norm(shape, layer.ffn_norm, buffers);
+            let place = Place { step: step.step, layer: index };
+            let ahead = || Ahead::after(index, &self.weights.layers);
             match &layer.ffn {
                 weights::Ffn::Dense(mlp) => {
-                    feed_forward::dense(&self.shape, mlp, &mut self.buffers)
+                    // With several dense layers in a row the last one predicts best, and it is early enough.
+                    if let Some(ahead) = ahead().filter(|ahead| hinting && ahead.is_next(index)) {
+                        self.pilot.predict(shape, ahead, &buffers.x, transport, &self.faults);
+                        self.pilot.send(transport, place);
+                    }
+                    feed_forward::dense(shape, mlp, buffers);
                 }
                 weights::Ffn::Moe(moe) => {
-                    let place = feed_forward::Place { step: step.step, layer: index };
-                    let (exchange, faults) = (&mut self.exchange, &mut self.faults);
-                    feed_forward::experts(
-                        &self.shape,
-                        moe,
-                        place,
-                        exchange,
+                    let reach = Reach {
+                        exchange: &mut self.exchange,
                         transport,
-                        faults,
-                        &mut self.buffers,
-                    );
+                        faults: &mut self.faults,
+                        pilot: hinting.then(|| (&mut self.pilot, ahead())),
+                    };
+                    feed_forward::experts(shape, moe, place, reach, buffers);
                 }
             }
         }
@@ -141,6 +149,11 @@ impl<'w> Trunk<'w> {
     /// Counts of every worker since the start.
     pub fn worker_stats(&self) -> &[WorkerStats] {
         self.exchange.stats()
+    }
+
+    /// How often predictions of the next layer's experts came true, and the hints sent.
+    pub fn recall(&self) -> (Recall, u64) {
+        (self.pilot.recall(), self.pilot.hints())
     }
 
     /// Logits of some rows of the last step, `[rows][vocab]`. At most as many rows as the buffers were made for.

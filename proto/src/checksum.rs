@@ -8,10 +8,11 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::expert::v1::{ExpertResult, ExpertWork, Fence, expert_result::Payload};
+use crate::expert::v1::{ExpertResult, ExpertWork, Fence, PrefetchHint, expert_result::Payload};
 
 const DOMAIN_WORK: u8 = 1;
 const DOMAIN_RESULT: u8 = 2;
+const DOMAIN_HINT: u8 = 3;
 
 /// A frame whose content does not match its checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +59,14 @@ pub fn result(result: &ExpertResult) -> u64 {
     hash.finish()
 }
 
+/// Checksum of a hint, over everything but its checksum field.
+pub fn hint(hint: &PrefetchHint) -> u64 {
+    let mut hash = Hasher::new(DOMAIN_HINT, hint.fence.as_ref());
+    hash.scalar(u64::from(hint.layer));
+    hash.words(&hint.experts);
+    hash.finish()
+}
+
 /// Checks a received work message.
 pub fn verify_work(message: &ExpertWork) -> Result<(), ChecksumMismatch> {
     compare(work(message), message.checksum)
@@ -68,6 +77,11 @@ pub fn verify_result(message: &ExpertResult) -> Result<(), ChecksumMismatch> {
     compare(result(message), message.checksum)
 }
 
+/// Checks a received hint.
+pub fn verify_hint(message: &PrefetchHint) -> Result<(), ChecksumMismatch> {
+    compare(hint(message), message.checksum)
+}
+
 /// Writes the checksum of a finished work message into it.
 pub fn seal_work(message: &mut ExpertWork) {
     message.checksum = work(message);
@@ -76,6 +90,11 @@ pub fn seal_work(message: &mut ExpertWork) {
 /// Writes the checksum of a finished result message into it.
 pub fn seal_result(message: &mut ExpertResult) {
     message.checksum = result(message);
+}
+
+/// Writes the checksum of a finished hint into it.
+pub fn seal_hint(message: &mut PrefetchHint) {
+    message.checksum = hint(message);
 }
 
 fn compare(expected: u64, found: u64) -> Result<(), ChecksumMismatch> {
@@ -179,12 +198,24 @@ mod tests {
         assert_eq!(verify_work(&work), Ok(()));
         let result = ExpertResult::decode(&*sample_result().encode_to_vec()).unwrap();
         assert_eq!(verify_result(&result), Ok(()));
+        let mut hint = PrefetchHint {
+            fence: sample_work().fence,
+            layer: 4,
+            experts: vec![5, 1],
+            ..PrefetchHint::default()
+        };
+        seal_hint(&mut hint);
+        let mut hint = PrefetchHint::decode(&*hint.encode_to_vec()).unwrap();
+        assert_eq!(verify_hint(&hint), Ok(()));
+        hint.experts.swap(0, 1);
+        assert!(verify_hint(&hint).is_err(), "the order is content");
     }
 
     #[test]
     fn the_definition_is_pinned() {
         // Two builds must agree, so the value is part of the protocol; changing it needs a new protocol version.
         assert_eq!(work(&ExpertWork::default()), 0xd291_d513_1fb3_0f35);
+        assert_eq!(hint(&PrefetchHint::default()), 0xea8a_e47a_33f3_018f);
     }
 
     #[test]

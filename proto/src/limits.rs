@@ -16,6 +16,10 @@ pub const PART_BYTES: usize = 4 << 20;
 /// Largest number of distinct rows in one work message, whatever their size.
 pub const MAX_PART_ROWS: u32 = 4096;
 
+/// Most experts in one hint. One thread that reads slabs of ten megabytes at 3 GB/s gets through a handful during a layer of
+/// decoding and through a few dozen during one of prefill; what stands behind those would be dropped.
+pub const MAX_HINT_EXPERTS: usize = 64;
+
 /// Largest encoded message of the public API, bytes.
 pub const MAX_API_MESSAGE_BYTES: usize = 64 << 20;
 

@@ -3,7 +3,8 @@
 
 use shimmer_kernels::ActivationRows;
 use shimmer_proto::{
-    expert::v1::{ErrorCode, ExpertWork, Fence, WorkerError},
+    checksum,
+    expert::v1::{ErrorCode, ExpertWork, Fence, PrefetchHint, WorkerError},
     identity::shown,
     limits,
 };
@@ -85,6 +86,40 @@ pub(crate) fn check(
     let pairs = check_items(core, work, rows, &malformed)?;
     check_owned(expected.owned, work, fence, shape)?;
     Ok(Checked { fence, shape, rows, pairs })
+}
+
+/// Why a hint is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HintDrop {
+    Corrupt,
+    Stale,
+    Malformed,
+    NotOwned,
+}
+
+/// Checks a hint against the assignment of its session, if there is one. Its length comes first, so that nothing is paid
+/// for a hint that is too long.
+pub(crate) fn check_hint(
+    core: &ExpertCore,
+    expected: Option<Expected<'_>>,
+    hint: &PrefetchHint,
+) -> Result<(), HintDrop> {
+    if !(1..=limits::MAX_HINT_EXPERTS).contains(&hint.experts.len()) {
+        return Err(HintDrop::Malformed);
+    }
+    checksum::verify_hint(hint).map_err(|_| HintDrop::Corrupt)?;
+    let fence = hint.fence.ok_or(HintDrop::Malformed)?;
+    let Expected { epoch, generation, owned } = expected.ok_or(HintDrop::Stale)?;
+    if (fence.epoch, fence.generation) != (epoch, generation) {
+        return Err(HintDrop::Stale);
+    }
+    let shape = core.layer(hint.layer).ok_or(HintDrop::Malformed)?;
+    if hint.layer <= fence.layer || hint.experts.iter().any(|&expert| expert >= shape.experts) {
+        return Err(HintDrop::Malformed);
+    }
+    let of_layer = owned.get(hint.layer as usize).map_or(&[][..], Vec::as_slice);
+    let is_owned = |&expert: &u32| of_layer.get(expert as usize).is_some_and(|&owned| owned);
+    if hint.experts.iter().all(is_owned) { Ok(()) } else { Err(HintDrop::NotOwned) }
 }
 
 fn check_items(

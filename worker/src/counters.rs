@@ -59,6 +59,16 @@ counters! {
     work_overflowed,
     /// Messages out of order.
     messages_out_of_order,
+    /// Hints handed to the store.
+    hints_taken,
+    /// Hints whose content does not match their checksum.
+    hints_corrupt,
+    /// Hints of another epoch or placement generation, or before an assignment.
+    hints_stale,
+    /// Hints whose counts or indices do not fit together.
+    hints_malformed,
+    /// Hints for experts that are not assigned.
+    hints_not_owned,
     /// Assignments that could not be loaded.
     loads_failed,
     /// Work answered with a result.

@@ -175,6 +175,11 @@ impl ExpertCore {
         self.store.resident_bytes()
     }
 
+    /// Whether hints are worth sending.
+    pub fn wants_hints(&self) -> bool {
+        self.store.wants_hints()
+    }
+
     /// The compute threads.
     pub fn pool(&self) -> &Arc<rayon::ThreadPool> {
         &self.pool

@@ -11,14 +11,14 @@ use shimmer_model::self_test;
 use shimmer_proto::{
     checksum,
     expert::v1::{
-        Assign, CoordinatorHello, ErrorCode, ExpertResult, ExpertWork, LayerExperts, Ready,
-        SelfTestResult, WorkerError,
+        Assign, CoordinatorHello, ErrorCode, ExpertResult, ExpertWork, LayerExperts, PrefetchHint,
+        Ready, SelfTestResult, WorkerError,
     },
     identity::{self, shown},
 };
 
 use crate::{
-    check::{self, Expected, refusal},
+    check::{self, Expected, HintDrop, refusal},
     compute::{self, Workspace},
     counters::Counters,
     expert_core::ExpertCore,
@@ -40,6 +40,12 @@ struct Assignment {
     /// By layer and expert.
     owned: Vec<Vec<bool>>,
     _claim: Box<dyn Claim>,
+}
+
+impl Assignment {
+    fn expected(&self) -> Expected<'_> {
+        Expected { epoch: self.epoch, generation: self.generation, owned: &self.owned }
+    }
 }
 
 impl ExpertSession {
@@ -105,7 +111,8 @@ impl ExpertSession {
         }
         let Assign { epoch, generation, .. } = *assign;
         self.assignment = Some(Assignment { epoch, generation, owned, _claim: claim });
-        Ok(Ready { epoch, generation, experts, bytes })
+        let wants_hints = self.core.store().wants_hints();
+        Ok(Ready { epoch, generation, experts, bytes, wants_hints })
     }
 
     fn wanted(&self, layers: &[LayerExperts]) -> Result<Vec<WantedLayer>, WorkerError> {
@@ -173,6 +180,27 @@ impl ExpertSession {
         Ok(SelfTestResult { layer, expert, digest: self_test::digest(&output).to_vec().into() })
     }
 
+    /// Passes a hint on to the store; drops and counts what does not fit the assignment.
+    pub fn hint(&self, hint: &PrefetchHint) {
+        let counters = self.core.counters();
+        match self.check_hint(hint) {
+            Ok(()) => {
+                Counters::bump(&counters.hints_taken);
+                self.core.store().hint(hint.layer, &hint.experts);
+            }
+            Err(dropped) => Counters::bump(match dropped {
+                HintDrop::Corrupt => &counters.hints_corrupt,
+                HintDrop::Stale => &counters.hints_stale,
+                HintDrop::Malformed => &counters.hints_malformed,
+                HintDrop::NotOwned => &counters.hints_not_owned,
+            }),
+        }
+    }
+
+    fn check_hint(&self, hint: &PrefetchHint) -> Result<(), HintDrop> {
+        check::check_hint(&self.core, self.assignment.as_ref().map(Assignment::expected), hint)
+    }
+
     /// Estimated time of work on one thread, microseconds.
     pub fn estimate_us(&self, work: &ExpertWork) -> u64 {
         compute::estimate_us(&self.core, work)
@@ -221,8 +249,7 @@ impl ExpertSession {
         let assignment = self.assignment.as_ref().ok_or_else(|| {
             refusal(ErrorCode::Protocol, work.fence, "work before an assignment has become ready")
         })?;
-        let Assignment { epoch, generation, ref owned, .. } = *assignment;
-        let checked = check::check(&self.core, Expected { epoch, generation, owned }, work)?;
+        let checked = check::check(&self.core, assignment.expected(), work)?;
         let (core, space) = (&*self.core, &mut self.space);
         let malformed = |detail: String| refusal(ErrorCode::Malformed, work.fence, detail);
         space

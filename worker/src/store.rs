@@ -114,6 +114,15 @@ pub trait ExpertStore: Send + Sync + fmt::Debug {
 
     /// Bytes of slabs that are held now.
     fn resident_bytes(&self) -> u64;
+
+    /// Whether somebody reads ahead, so that hints are worth sending.
+    fn wants_hints(&self) -> bool {
+        false
+    }
+
+    /// Takes note of claimed experts that a later layer will probably need, most likely first. Returns at once and changes
+    /// nothing that can be seen but speed.
+    fn hint(&self, _layer: u32, _experts: &[u32]) {}
 }
 
 /// Read access to one expert's slab.

@@ -11,7 +11,7 @@ use shimmer_kernels::Kernels;
 use shimmer_model::Container;
 use shimmer_proto::{
     checksum,
-    expert::v1::{Assign, CoordinatorHello, ExpertWork, LayerExperts, WorkerError},
+    expert::v1::{Assign, CoordinatorHello, ExpertWork, LayerExperts, PrefetchHint, WorkerError},
     limits::{self, MAX_PART_ROWS, PART_BYTES},
     v1::WorkerStatus,
 };
@@ -194,6 +194,15 @@ impl ExpertTransport for LocalTransport {
         let outcome = session.work(&work);
         self.replies.push_back(Reply { worker, outcome });
         Ok(())
+    }
+
+    fn wants_hints(&self, worker: usize) -> bool {
+        self.sessions[worker].core().wants_hints()
+    }
+
+    fn hint(&mut self, worker: usize, mut hint: PrefetchHint) {
+        checksum::seal_hint(&mut hint);
+        self.sessions[worker].hint(&hint);
     }
 
     fn receive(&mut self, _deadline: Instant) -> Result<Reply, TransportError> {

@@ -8,7 +8,7 @@ use shimmer_proto::expert::v1::expert_result::Payload;
 use shimmer_proto::expert::v1::{ErrorCode, ExpertResult, Fence, WorkerError};
 
 use super::plan::Plan;
-use super::{ExpertTransport, Reply, TransportError};
+use super::{ExpertTransport, Hints, Reply, TransportError};
 use crate::gating::{Choices, RowFault, RowFaults};
 
 /// Sends of one part before its rows fail: the first, and again after a frame was damaged or a row was taken out.
@@ -41,6 +41,8 @@ pub struct LayerRound<'a> {
     pub activations: &'a ActivationRows,
     /// Experts and gates of every row.
     pub choices: &'a Choices,
+    /// Experts that a later layer will probably need; they go out with the work.
+    pub hints: Option<&'a Hints>,
     /// Longest wait for the results of this layer.
     pub deadline: Duration,
 }
@@ -89,6 +91,13 @@ impl Exchange {
         let (epoch, generation) = transport.fence_base();
         let fence =
             Fence { epoch, generation, step: round.step, layer: round.layer, attempt: 0, part: 0 };
+        if let Some(hints) = round.hints {
+            // Workers that compute nothing in this layer have the most time to read ahead.
+            let idle = |worker| self.plan.parts.iter().all(|part| part.worker != worker);
+            (0..self.stats.len())
+                .filter(|&worker| idle(worker))
+                .for_each(|worker| hints.send(transport, worker, fence));
+        }
         for part in 0..self.plan.parts.len() {
             self.send(transport, round, fence, part, faults);
         }
@@ -137,6 +146,11 @@ impl Exchange {
         let fence = Fence { epoch, generation, step, layer, attempt, part: number };
         let deadline_ms = u32::try_from(round.deadline.as_millis()).unwrap_or(u32::MAX);
         let message = self.plan.message(part, fence, round.activations, deadline_ms);
+        let first = part == 0 || self.plan.parts[part - 1].worker != worker;
+        if let Some(hints) = round.hints.filter(|_| first && attempt == 0) {
+            // Right before the work, so that one wake-up and one write carry both.
+            hints.send(transport, worker, base);
+        }
         if let Err(error) = transport.send(worker, message) {
             let detail = match error {
                 TransportError::Lost { detail, .. } => detail,

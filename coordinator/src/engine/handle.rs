@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::config::{EngineConfig, ModelInfo};
 use super::events::{EventSender, EventStream, GenerationError, event_channel};
+use super::stats::{EngineStats, Published};
 use crate::sampler::InvalidParameter;
 use crate::sequence::Generation;
 
@@ -127,6 +128,7 @@ struct Shared {
     registry: Arc<Registry>,
     commands: Sender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    published: Published,
 }
 
 impl EngineHandle {
@@ -140,6 +142,7 @@ impl EngineHandle {
             registry: Arc::default(),
             commands,
             thread: Mutex::new(None),
+            published: Published::default(),
         };
         (Self { shared: Arc::new(shared) }, queue)
     }
@@ -153,6 +156,16 @@ impl EngineHandle {
     pub fn has_ended(&self) -> bool {
         let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
+    /// Where the step thread publishes its figures.
+    pub(super) fn published(&self) -> Published {
+        self.shared.published.clone()
+    }
+
+    /// What the engine has done, as of the last step that ended.
+    pub fn stats(&self) -> EngineStats {
+        self.shared.published.read()
     }
 
     /// The model and its limits.

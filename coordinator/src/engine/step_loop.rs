@@ -12,6 +12,7 @@ use shimmer_kernels::AttentionSpan;
 use super::active::Active;
 use super::events::{Event, FinishReason, GenerationError};
 use super::handle::{Accepted, Command};
+use super::stats::Published;
 use crate::dispatch::ExpertTransport;
 use crate::gating::RowFault;
 use crate::kv_cache::KvCache;
@@ -38,6 +39,7 @@ pub(super) struct StepLoop<'w> {
     pub(super) next_id: u64,
     pub(super) step: u64,
     pub(super) buffers: StepBuffers,
+    pub(super) published: Published,
 }
 
 /// A queued or running sequence.
@@ -236,6 +238,17 @@ impl StepLoop<'_> {
         let (trunk, cache, transport) = (&mut self.trunk, &mut self.cache, &mut *self.transport);
         trunk.forward(&rows, cache, transport);
         self.step += 1;
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let Self { trunk, step, published, .. } = self;
+        published.update(|stats| {
+            stats.steps = step - 1;
+            stats.workers.clear();
+            stats.workers.extend_from_slice(trunk.worker_stats());
+            (stats.recall, stats.hints) = trunk.recall();
+        });
     }
 
     /// Fails what failed, samples the rest, and moves the scheduler on.

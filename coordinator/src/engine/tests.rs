@@ -1,3 +1,4 @@
 mod bytes;
 mod faults;
+mod hints;
 mod requests;

@@ -66,12 +66,15 @@ pub(super) struct Outlet {
     pub(super) requests: mpsc::Sender<SessionRequest>,
     /// Largest number of rows the worker takes in one message.
     pub(super) max_rows: u32,
+    /// Whether the worker takes hints.
+    pub(super) wants_hints: bool,
 }
 
 /// What a link and the step thread share.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     serving: AtomicBool,
+    wants_hints: AtomicBool,
     outlet: Mutex<Option<Outlet>>,
     /// Set by the step thread to end a session that missed a deadline.
     give_up: Mutex<Option<(CancellationToken, Arc<Mutex<String>>)>>,
@@ -84,17 +87,24 @@ impl Lane {
         self.serving.load(Ordering::Acquire)
     }
 
+    /// Whether the worker takes work now, and hints.
+    pub(super) fn wants_hints(&self) -> bool {
+        self.wants_hints.load(Ordering::Acquire)
+    }
+
     pub(super) fn outlet(&self) -> Option<Outlet> {
         self.outlet.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn open(&self, outlet: Outlet) {
+        self.wants_hints.store(outlet.wants_hints, Ordering::Release);
         *self.outlet.lock().unwrap_or_else(PoisonError::into_inner) = Some(outlet);
         self.serving.store(true, Ordering::Release);
     }
 
     pub(super) fn shut(&self) {
         self.serving.store(false, Ordering::Release);
+        self.wants_hints.store(false, Ordering::Release);
         *self.outlet.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 

@@ -12,7 +12,7 @@ use std::{
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use shimmer_proto::{
     checksum,
-    expert::v1::{ExpertWork, Fence, SessionRequest, session_request::Body},
+    expert::v1::{ExpertWork, Fence, PrefetchHint, SessionRequest, session_request::Body},
     limits,
 };
 use tokio::sync::watch;
@@ -288,6 +288,17 @@ impl ExpertTransport for RemoteWorkers {
             return Err(self.lost(worker, detail));
         }
         Ok(())
+    }
+
+    fn wants_hints(&self, worker: usize) -> bool {
+        self.peers[worker].lane.wants_hints()
+    }
+
+    fn hint(&mut self, worker: usize, mut hint: PrefetchHint) {
+        let Some(outlet) = self.peers[worker].lane.outlet() else { return };
+        checksum::seal_hint(&mut hint);
+        // A queue that is full will be seen by the work behind it.
+        drop(outlet.requests.try_send(SessionRequest { body: Some(Body::Hint(hint)) }));
     }
 
     fn receive(&mut self, deadline: Instant) -> Result<Reply, TransportError> {

@@ -83,7 +83,7 @@ impl<'a> Session<'a> {
         loop {
             let plan = self.planned(&mut inbound, &mut plans).await?;
             let owned = plan.placement.owned_by(self.link.worker);
-            let ready = self.load(&mut inbound, &hello, &plan, &owned).await?;
+            let ready = self.load(&mut inbound, &plan, &owned).await?;
             self.test(&mut inbound, &owned).await?;
             self.serve(&mut inbound, &mut plans, &hello, &ready).await?;
         }
@@ -204,7 +204,6 @@ impl<'a> Session<'a> {
     async fn load(
         &self,
         inbound: &mut Inbound,
-        hello: &WorkerHello,
         plan: &Plan,
         owned: &[(u32, Vec<u32>)],
     ) -> Result<Ready, Ending> {
@@ -213,12 +212,6 @@ impl<'a> Session<'a> {
         let bytes =
             owned.iter().map(|(layer, experts)| slab(*layer) * experts.len() as u64).sum::<u64>();
         let experts = owned.iter().map(|(_, experts)| experts.len() as u64).sum::<u64>();
-        if bytes > hello.ram_budget_bytes {
-            let budget = hello.ram_budget_bytes;
-            return Err(Ending::Refused(format!(
-                "its {experts} experts take {bytes} bytes, its RAM budget is {budget}; add workers, raise the budget or lower its weight"
-            )));
-        }
         board.tell(
             *worker,
             LinkState::Loading,
@@ -309,7 +302,12 @@ impl<'a> Session<'a> {
     ) -> Result<(), Ending> {
         let Link { worker, board, lane, .. } = self.link;
         let max_rows = hello.limits.as_ref().map_or(limits::MAX_PART_ROWS, |l| l.max_rows);
-        lane.open(Outlet { session: self.number, requests: self.requests.clone(), max_rows });
+        lane.open(Outlet {
+            session: self.number,
+            requests: self.requests.clone(),
+            max_rows,
+            wants_hints: ready.wants_hints,
+        });
         self.served = true;
         board.tell(*worker, LinkState::Serving, "");
         tracing::info!(

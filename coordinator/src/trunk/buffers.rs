@@ -3,7 +3,7 @@
 use shimmer_kernels::{ActivationRows, ExpertScratch};
 use shimmer_model::{Ffn, ModelConfig};
 
-use crate::gating::Choices;
+use super::router::Router;
 
 /// Rows of the step in progress.
 #[derive(Debug)]
@@ -22,15 +22,11 @@ pub(super) struct Buffers {
     pub(super) v: Vec<f32>,
     /// Queries or keys before their norm, later the attention's output.
     pub(super) heads: Vec<f32>,
-    /// `[rows][experts]`.
-    pub(super) scores: Vec<f32>,
-    pub(super) choices: Choices,
+    pub(super) router: Router,
     /// Quantised rows of the trunk's matrices.
     pub(super) activations: ActivationRows,
     /// Rows as the experts take them.
     pub(super) expert_rows: ActivationRows,
-    /// Rows as the router takes them.
-    pub(super) router_rows: ActivationRows,
     pub(super) scratch: ExpertScratch,
     /// 0, 1, 2, ...: all rows, for a feed-forward part that every row passes.
     pub(super) all_rows: Vec<u32>,
@@ -67,11 +63,9 @@ impl Buffers {
             k: floats(sizes.kv),
             v: floats(sizes.kv),
             heads: floats(sizes.q),
-            scores: floats(experts.max().unwrap_or(0)),
-            choices: Choices::default(),
+            router: Router::with_capacity(max_rows * experts.max().unwrap_or(0)),
             activations: ActivationRows::new(),
             expert_rows: ActivationRows::new(),
-            router_rows: ActivationRows::new(),
             scratch: ExpertScratch::default(),
             all_rows: Vec::with_capacity(max_rows),
             logits: vec![0.0; max_logit_rows * config.vocab_size],

@@ -1,9 +1,10 @@
 //! HOT PATH. The feed-forward part of one layer: a dense one, or routed experts with the shared one computed while the
 //! workers compute theirs.
 
-use shimmer_kernels::{ActivationFormat, Expert};
+use shimmer_kernels::Expert;
 
 use super::buffers::Buffers;
+use super::pilot::{Ahead, Pilot};
 use super::weights::Moe;
 use super::{Shape, rows};
 use crate::dispatch::{Exchange, ExpertTransport, LayerRound};
@@ -39,44 +40,41 @@ pub(super) fn dense(shape: &Shape, mlp: &Expert<'_>, buffers: &mut Buffers) {
     rows::add(kernels, x, y, config.hidden_size);
 }
 
+/// What a layer with routed experts reaches outside.
+pub(super) struct Reach<'a> {
+    pub(super) exchange: &'a mut Exchange,
+    pub(super) transport: &'a mut dyn ExpertTransport,
+    pub(super) faults: &'a mut RowFaults,
+    /// While some worker wants hints: who predicts, and the next layer with routed experts.
+    pub(super) pilot: Option<(&'a mut Pilot, Option<Ahead<'a>>)>,
+}
+
 /// x += routed(h), then x += shared(h).
 pub(super) fn experts(
     shape: &Shape,
     moe: &Moe<'_>,
     place: Place,
-    exchange: &mut Exchange,
-    transport: &mut dyn ExpertTransport,
-    faults: &mut RowFaults,
+    reach: Reach<'_>,
     buffers: &mut Buffers,
 ) {
     let Shape { config, kernels, class, .. } = shape;
     let (count, hidden) = (buffers.rows(), config.hidden_size);
-    let Buffers {
-        x,
-        h,
-        y,
-        routed,
-        scores,
-        choices,
-        activations,
-        expert_rows,
-        router_rows,
-        scratch,
-        all_rows,
-        ..
-    } = buffers;
-    let rule = config.gating.as_ref().expect("a model with routed experts has a gating rule");
+    let Buffers { x, h, y, routed, router, activations, expert_rows, scratch, all_rows, .. } =
+        buffers;
+    let Reach { exchange, transport, faults, pilot } = reach;
     let layer = u32::try_from(place.layer).expect("layers are few");
-    router_rows.set(kernels, ActivationFormat::F32, h, count, hidden);
-    scores.resize(count * moe.experts, 0.0);
-    kernels.matmul(&moe.router, router_rows, scores);
-    choices.choose(rule, scores, moe.experts, moe.bias, layer, faults);
+    router.route(shape, moe, layer, h, faults);
+    let hints = pilot.and_then(|(pilot, ahead)| {
+        pilot.measure(layer, &router.choices, faults);
+        Some(pilot.predict(shape, ahead?, x, transport, faults))
+    });
     expert_rows.set(kernels, class.expert_activations(), h, count, hidden);
     let round = LayerRound {
         step: place.step,
         layer,
         activations: expert_rows,
-        choices,
+        choices: &router.choices,
+        hints,
         deadline: shape.layer_deadline,
     };
     let shared = || {

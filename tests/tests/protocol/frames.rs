@@ -11,8 +11,8 @@ use prost::Message as _;
 use shimmer_proto::{
     checksum,
     expert::v1::{
-        ErrorCode, ExpertWork, Fence, LayerExperts, SessionRequest, session_request::Body as Ask,
-        session_response::Body as Said,
+        ErrorCode, ExpertWork, Fence, LayerExperts, PrefetchHint, SessionRequest,
+        session_request::Body as Ask, session_response::Body as Said,
     },
     limits,
 };
@@ -250,7 +250,34 @@ fn unreadable_messages_end_the_stream_and_nothing_else() {
     let mut client = RawClient::open(&server);
     client.ask(Ask::Work(good_work()));
     assert_eq!(client.refused().code(), ErrorCode::Protocol, "work before a hello");
+    let mut client = RawClient::open(&server);
+    client.ask(Ask::Hint(PrefetchHint::default()));
+    assert_eq!(client.refused().code(), ErrorCode::Protocol, "a hint before a hello");
     assert!(RawClient::assigned(&server).works(good_work()));
+}
+
+#[test]
+fn hints_have_no_answer_and_never_end_a_stream() {
+    let server = WorkerServer::start("w");
+    let mut client = RawClient::greeted(&server);
+    let mut good = PrefetchHint {
+        fence: Some(Fence { layer: 0, ..fence() }),
+        layer: moe_layers()[0].0,
+        experts: vec![2, 0],
+        checksum: 0,
+    };
+    checksum::seal_hint(&mut good);
+    let many = PrefetchHint { experts: vec![0; 1 << 20], ..good.clone() };
+    let damaged = PrefetchHint { experts: vec![2, 1], ..good.clone() };
+    client.ask(Ask::Hint(good.clone()));
+    client.assign(bench::assign_all(EPOCH, GENERATION)).unwrap();
+    for hint in [damaged, many, PrefetchHint::default(), good] {
+        client.ask(Ask::Hint(hint));
+        assert!(client.works(good_work()), "the stream goes on");
+    }
+    let seen = server.counters().snapshot();
+    let hints = (seen.hints_taken, seen.hints_corrupt, seen.hints_malformed, seen.hints_stale);
+    assert_eq!(hints, (1, 1, 2, 1), "early ones are stale");
 }
 
 #[test]

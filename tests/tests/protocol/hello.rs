@@ -141,8 +141,7 @@ fn a_budget_that_is_too_small_is_named() {
     };
     let server = WorkerServer::with(core, 0, ServeConfig::default());
     let remote = connect(quick(&[server.address()]));
-    wait_told(&remote, 0, "refused", "its RAM budget is 4096");
-    // The worker says so as well, to a coordinator that does not look.
+    wait_told(&remote, 0, "refused", "the configured RAM budget allows 4096");
     let error = RawClient::greeted(&server).assign(bench::assign_all(1, 1)).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Load);
     assert!(error.detail.contains("--ram allows 4096"), "{}", error.detail);

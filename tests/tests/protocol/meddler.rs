@@ -45,6 +45,8 @@ pub(super) enum Fault {
     HangsUp,
     /// Answers an assignment with progress for ever.
     NeverReady,
+    /// None: it asks for hints.
+    WantsHints,
 }
 
 /// A running meddler.
@@ -53,6 +55,7 @@ pub(super) struct Meddler {
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
     fault: Arc<Mutex<Option<Fault>>>,
+    pub(super) core: Arc<shimmer_worker::ExpertCore>,
 }
 
 impl Meddler {
@@ -61,8 +64,9 @@ impl Meddler {
         let port = listener.local_addr().unwrap().port();
         let stop = CancellationToken::new();
         let fault = Arc::new(Mutex::new(Some(fault)));
+        let core = bench::core(bench::container(), id, 1.0);
         let service = Service {
-            core: bench::core(bench::container(), id, 1.0),
+            core: Arc::clone(&core),
             fault: Arc::clone(&fault),
             tasks: TaskTracker::new(),
         };
@@ -82,7 +86,7 @@ impl Meddler {
                 }
             });
         });
-        Self { port, stop, thread: Some(thread), fault }
+        Self { port, stop, thread: Some(thread), fault, core }
     }
 
     /// Makes the worker honest from now on.
@@ -153,8 +157,11 @@ async fn converse(
             }
             Asked::Assign(_) if matches!(fault, Some(Fault::NeverReady)) => {}
             Asked::Assign(assign) => {
-                said.push(Said::Ready(session.assign(&assign, &NoProgress).unwrap()))
+                let mut ready = session.assign(&assign, &NoProgress).unwrap();
+                ready.wants_hints = matches!(fault, Some(Fault::WantsHints));
+                said.push(Said::Ready(ready));
             }
+            Asked::Hint(hint) => session.hint(&hint),
             Asked::SelfTest(test) => {
                 let mut result = session.self_test(test.layer, test.expert).unwrap();
                 if matches!(fault, Some(Fault::SelfTest)) {

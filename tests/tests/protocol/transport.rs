@@ -9,6 +9,7 @@ use shimmer_coordinator::{
     dispatch::{ExpertTransport as _, TransportError},
     transport::RemoteWorkers,
 };
+use shimmer_proto::expert::v1::{Fence, PrefetchHint};
 use shimmer_tests::wait::{wait_for, wait_until};
 use shimmer_worker::ServeConfig;
 
@@ -61,6 +62,25 @@ fn any_number_of_workers_gives_the_same_sums() {
             );
         }
     }
+}
+
+#[test]
+fn hints_go_only_to_workers_that_want_them() {
+    let (asks, plain) = (Meddler::start("asks", Fault::WantsHints), WorkerServer::start("plain"));
+    let mut remote = connect_all(&[asks.address(), plain.address()]);
+    assert_eq!([0, 1].map(|worker| remote.wants_hints(worker)), [true, false]);
+    let (layer, experts) = *moe_layers().last().unwrap();
+    let owned = (0..experts).filter(|&expert| remote.owner(layer, expert) == Some(0));
+    let (epoch, generation) = remote.fence_base();
+    let fence = Fence { epoch, generation, step: 1, ..Fence::default() };
+    let owned: Vec<u32> = owned.collect();
+    for experts in [owned, vec![experts]] {
+        let hint = PrefetchHint { fence: Some(fence), layer, experts, checksum: 0 };
+        remote.hint(0, hint);
+    }
+    assert_eq!(run_step(&mut remote, 1, 5).unwrap(), expected_sums(5), "no byte differs");
+    let seen = asks.core.counters().snapshot();
+    assert_eq!((seen.hints_taken, seen.hints_malformed), (1, 1), "before the work");
 }
 
 #[test]

@@ -122,6 +122,7 @@ fn the_specification_has_the_codes_constants() {
         ("MAX_MESSAGE_BYTES", size(limits::MAX_MESSAGE_BYTES)),
         ("PART_BYTES", size(limits::PART_BYTES)),
         ("MAX_PART_ROWS", limits::MAX_PART_ROWS.to_string()),
+        ("MAX_HINT_EXPERTS", limits::MAX_HINT_EXPERTS.to_string()),
         ("MAX_API_MESSAGE_BYTES", size(limits::MAX_API_MESSAGE_BYTES)),
         ("STREAM_WINDOW_BYTES", small(channel::STREAM_WINDOW_BYTES)),
         ("CONNECTION_WINDOW_BYTES", small(channel::CONNECTION_WINDOW_BYTES)),

@@ -189,23 +189,34 @@ impl Conversation {
     }
 
     async fn next(&mut self) -> Option<Result<SessionResponse, Status>> {
-        let message = tokio::select! {
-            biased;
-            message = self.requests.message() => message,
-            () = self.shell.shutdown.cancelled() => return self.leaving(),
-        };
-        match message {
-            Err(status) => self.broken(&status),
-            Ok(None) => None,
-            Ok(Some(SessionRequest { body: Some(Asked::Work(work)) })) => self.work(work).await,
-            Ok(Some(SessionRequest { body: Some(Asked::Assign(assign)) })) => self.assign(assign),
-            Ok(Some(SessionRequest { body: Some(Asked::SelfTest(test)) })) => self.self_test(&test),
-            Ok(Some(SessionRequest { body: Some(Asked::Hello(CoordinatorHello { .. })) })) => {
-                self.out_of_order("a second hello")
-            }
-            Ok(Some(SessionRequest { body: None })) => {
-                self.out_of_order("a message without a body this build knows")
-            }
+        loop {
+            let message = tokio::select! {
+                biased;
+                message = self.requests.message() => message,
+                () = self.shell.shutdown.cancelled() => return self.leaving(),
+            };
+            return match message {
+                Err(status) => self.broken(&status),
+                Ok(None) => None,
+                Ok(Some(SessionRequest { body: Some(Asked::Hint(hint)) })) => {
+                    // Has no answer.
+                    self.session_mut().hint(&hint);
+                    continue;
+                }
+                Ok(Some(SessionRequest { body: Some(Asked::Work(work)) })) => self.work(work).await,
+                Ok(Some(SessionRequest { body: Some(Asked::Assign(assign)) })) => {
+                    self.assign(assign)
+                }
+                Ok(Some(SessionRequest { body: Some(Asked::SelfTest(test)) })) => {
+                    self.self_test(&test)
+                }
+                Ok(Some(SessionRequest { body: Some(Asked::Hello(CoordinatorHello { .. })) })) => {
+                    self.out_of_order("a second hello")
+                }
+                Ok(Some(SessionRequest { body: None })) => {
+                    self.out_of_order("a message without a body this build knows")
+                }
+            };
         }
     }
 

@@ -4,7 +4,7 @@ use shimmer_proto::expert::v1::{ActivationFormat, Fence, expert_result::Payload}
 
 use super::*;
 use crate::{
-    WorkerConfig,
+    CountersSnapshot, WorkerConfig,
     store::NoProgress,
     testing,
     tier_options::{RamSetting, TierOptions},
@@ -177,5 +177,63 @@ fn the_wire_format_is_the_one_of_the_class() {
     ] {
         let (_dir, container) = testing::container(Preset::Olmoe, format);
         assert_eq!(session(&container, 1, None).core().wire_format(), expected);
+    }
+}
+
+#[test]
+fn hints_are_checked_dropped_and_counted() {
+    let (_dir, container) = testing::container(Preset::Glm4Moe, WeightFormat::Q8G64);
+    let session = session(&container, 1, None);
+    let counters = session.core().counters();
+    let last = container.config().moe_layers().last().unwrap();
+    let check = |change: &dyn Fn(&mut PrefetchHint), expected: fn(&CountersSnapshot) -> u64| {
+        let mut hint = PrefetchHint {
+            fence: Some(Fence { epoch: 5, generation: 2, step: 1, layer: 0, attempt: 0, part: 0 }),
+            layer: last.0,
+            experts: vec![3, 0],
+            ..PrefetchHint::default()
+        };
+        checksum::seal_hint(&mut hint);
+        let sealed = hint.clone();
+        change(&mut hint);
+        if hint.checksum == sealed.checksum {
+            checksum::seal_hint(&mut hint);
+        }
+        let before = counters.snapshot();
+        session.hint(&hint);
+        let after = counters.snapshot();
+        assert_eq!(expected(&after), expected(&before) + 1, "{hint:?}");
+        let total = |s: &CountersSnapshot| s.entries().map(|(_, value)| value).sum::<u64>();
+        assert_eq!(total(&after), total(&before) + 1, "counted once");
+    };
+    check(&|_| (), |c| c.hints_taken);
+    check(&|h| h.checksum ^= 1, |c| c.hints_corrupt);
+    let fenced =
+        |change: fn(&mut Fence)| move |h: &mut PrefetchHint| change(h.fence.as_mut().unwrap());
+    check(&fenced(|f| f.epoch += 1), |c| c.hints_stale);
+    check(&fenced(|f| f.generation -= 1), |c| c.hints_stale);
+    check(&fenced(|f| f.layer = u32::MAX), |c| c.hints_malformed);
+    check(&|h| h.fence = None, |c| c.hints_malformed);
+    check(&|h| h.fence.as_mut().unwrap().layer = h.layer, |c| c.hints_malformed);
+    check(&|h| h.layer = 99, |c| c.hints_malformed);
+    check(&|h| h.experts.clear(), |c| c.hints_malformed);
+    check(&|h| h.experts = vec![0; 65], |c| c.hints_malformed);
+    check(&|h| h.experts[1] = last.1, |c| c.hints_malformed);
+    check(&|h| h.experts[1] = u32::MAX, |c| c.hints_malformed);
+
+    let unassigned = session.core().session();
+    let mut hint = PrefetchHint { experts: vec![1], ..PrefetchHint::default() };
+    hint.fence = Some(Fence::default());
+    checksum::seal_hint(&mut hint);
+    unassigned.hint(&hint);
+    assert_eq!(counters.snapshot().hints_stale, 3);
+    let mut partly = session.core().session();
+    let layers = vec![LayerExperts { layer: last.0, experts: vec![0, 1] }];
+    partly.assign(&Assign { epoch: 0, generation: 0, layers }, &NoProgress).unwrap();
+    for (experts, not_owned) in [(vec![1, 0], 0), (vec![1, 2], 1)] {
+        let mut hint = PrefetchHint { layer: last.0, experts, ..hint.clone() };
+        checksum::seal_hint(&mut hint);
+        partly.hint(&hint);
+        assert_eq!(counters.snapshot().hints_not_owned, not_owned);
     }
 }
