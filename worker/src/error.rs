@@ -3,7 +3,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::budget::BudgetTerm;
+use crate::budget::{BudgetTerm, Size, Term};
 
 /// Failure of the worker itself.
 #[derive(Debug, thiserror::Error)]
@@ -21,16 +21,37 @@ pub enum Error {
     },
     /// More memory was asked for than this process can have.
     #[error(
-        "a budget of {requested} bytes for experts does not fit: {term} leaves {available} bytes"
+        "--ram {} does not fit: {term} leaves {} for experts, and {} for everything else; lower --ram or give --ram auto",
+        Size(*.requested), Size(*.available), Size(*.beside)
     )]
     Budget {
         /// What the user set.
         requested: u64,
         /// What there is.
         available: u64,
+        /// What everything but experts takes.
+        beside: u64,
         /// Which limit binds.
         term: BudgetTerm,
     },
+    /// Everything but experts takes all of the memory.
+    #[error(
+        "there is no memory for experts: {term} leaves {}, but {} go elsewhere, most of it to {largest}",
+        Size(*.available), Size(*.needed)
+    )]
+    NoRoom {
+        /// What everything but experts takes.
+        needed: u64,
+        /// What there is.
+        available: u64,
+        /// Which limit binds.
+        term: BudgetTerm,
+        /// The largest of the other terms.
+        largest: Term,
+    },
+    /// Nothing says how much memory there is.
+    #[error("the memory of this host cannot be read from /proc/meminfo; give --ram a size")]
+    UnknownMemory,
     /// The container has nothing to serve.
     #[error("the container in {dir} has no layer with routed experts")]
     NoExperts {

@@ -11,13 +11,13 @@ use shimmer_proto::{
 };
 
 use crate::{
-    budget::RamBudget,
+    budget::{Budget, RamBudget, Size},
     counters::Counters,
     error::Error,
     payload::Buffers,
     session::ExpertSession,
     store::{ExpertStore, RamStore},
-    tier_options::{RamSetting, TierOptions},
+    tier_options::TierOptions,
 };
 
 /// Threads that read slabs at the same time; more do not help one drive.
@@ -73,6 +73,26 @@ impl ExpertCore {
         kernels: Kernels,
         config: WorkerConfig,
     ) -> Result<Arc<Self>, Error> {
+        let budget = Budget::of_worker(&container, &config.tiers, config.threads)?;
+        for term in &budget.terms {
+            tracing::info!(name = term.name, size = %Size(term.bytes), "memory beside experts");
+        }
+        tracing::info!(
+            available = %Size(budget.available),
+            experts = %Size(budget.experts.bytes),
+            limit = %budget.experts.term,
+            "memory for experts"
+        );
+        Self::with_budget(container, kernels, config, budget.experts)
+    }
+
+    /// As [`Self::new`], with a part of the memory that this process has divided among its workers.
+    pub fn with_budget(
+        container: Arc<Container>,
+        kernels: Kernels,
+        config: WorkerConfig,
+        budget: RamBudget,
+    ) -> Result<Arc<Self>, Error> {
         let setting = |name, value: &dyn ToString, reason| Error::Setting {
             name,
             value: value.to_string(),
@@ -94,10 +114,6 @@ impl ExpertCore {
         if config.threads == 0 {
             return Err(setting("threads", &0, "expected at least 1"));
         }
-        let budget = RamBudget::measure(match config.tiers.ram {
-            RamSetting::Bytes(bytes) => Some(bytes),
-            RamSetting::Auto | RamSetting::All => None,
-        })?;
         let model = container.config();
         let mut layers = vec![None; model.layers.len()];
         for (layer, experts) in model.moe_layers() {
