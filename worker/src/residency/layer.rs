@@ -437,5 +437,7 @@ impl<M> LayerResidency<M> {
     }
 }
 
+#[cfg(all(test, feature = "loom"))]
+mod model;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 use super::*;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 #[test]
 fn jobs_are_claimed_in_order_and_only_in_their_generation() {
     let cursor = Cursor::new();
@@ -17,7 +17,7 @@ fn jobs_are_claimed_in_order_and_only_in_their_generation() {
     assert!((0..JOBS_MAX).all(|job| cursor.claim(full, JOBS_MAX) == Some(job)));
 }
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 #[test]
 #[should_panic(expected = "jobs of the batch before are left")]
 fn a_batch_ends_before_the_next_begins() {
@@ -28,7 +28,7 @@ fn a_batch_ends_before_the_next_begins() {
 
 /// Two batches over the same fields, a thread that publishes both, and two that claim. A claimer that has seen the first
 /// batch may be late for it by any amount.
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 #[test]
 fn loom_a_late_thread_never_takes_a_job_of_the_next_batch() {
     use loom::{
