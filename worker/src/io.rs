@@ -12,6 +12,7 @@ mod mirrors;
 mod pool;
 mod progress;
 mod slabs;
+mod uring;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -20,12 +21,16 @@ use shimmer_model::Container;
 pub use error::{Cause, CopyFailure, ReadError};
 use pool::Pool;
 use slabs::Slabs;
+use uring::Uring;
 
 use crate::{
-    Error, TierCounters,
+    Counters, Error, TierCounters,
     memory::SlotMemory,
     tier_options::{IoBackend, TierOptions},
 };
+
+/// Reads that io_uring has under way at a time: a drive of today needs 8 to 32 slabs of a few MiB to be at its best.
+const URING_DEPTH: u32 = 64;
 
 /// One slab to read.
 #[derive(Debug)]
@@ -91,11 +96,31 @@ pub fn open_reader(
     start(slabs, options)
 }
 
-fn start(slabs: Slabs, options: &TierOptions) -> Result<Arc<dyn SlabReader>, Error> {
-    let threads = options.io_threads;
-    let pool = Pool::start(slabs, threads, options.io)
-        .map_err(|source| Error::IoThreads { threads, source })?;
+fn start(mut slabs: Slabs, options: &TierOptions) -> Result<Arc<dyn SlabReader>, Error> {
+    let TierOptions { mut io, io_threads: threads, .. } = *options;
+    if io == IoBackend::Uring {
+        match Uring::start(slabs, URING_DEPTH) {
+            Ok(ring) => return Ok(Arc::new(ring)),
+            Err((back, error)) => {
+                Counters::bump(&back.counters().uring_fallbacks);
+                tracing::warn!(
+                    %error, threads,
+                    "io_uring is not available: slabs are read by threads. Containers often forbid it (seccomp profile), \
+                     hosts may too (sysctl kernel.io_uring_disabled); allow it, or set --io pread and this line goes"
+                );
+                (slabs, io) = (back, IoBackend::Pread);
+            }
+        }
+    }
+    let pool =
+        Pool::start(slabs, threads, io).map_err(|source| Error::IoThreads { threads, source })?;
     Ok(Arc::new(pool))
+}
+
+impl fmt::Debug for dyn ReadSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadSink")
+    }
 }
 
 #[cfg(test)]

@@ -17,6 +17,16 @@ pub(super) trait Edge: Send + Sync + fmt::Debug {
     ) -> Result<usize, i32> {
         answer
     }
+
+    /// The number of the error with which io_uring is refused.
+    fn open_ring(&self) -> Result<(), i32> {
+        Ok(())
+    }
+
+    /// The number of the error with which a submission is refused, before the system sees it.
+    fn submit(&self) -> Result<(), i32> {
+        Ok(())
+    }
 }
 
 /// Hands on what comes.

@@ -37,7 +37,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: VecDeque<(Vec<ReadJob>, Sink)>,
+    waiting: VecDeque<(Vec<ReadJob>, Arc<dyn ReadSink>)>,
     /// The batch whose jobs are being claimed. Gone when all are: a batch holds its sink, which may hold this reader.
     current: Option<Arc<Batch>>,
 }
@@ -47,16 +47,7 @@ struct Batch {
     generation: Generation,
     /// Each is taken once, by who claimed its index.
     jobs: Box<[Mutex<Option<ReadJob>>]>,
-    sink: Sink,
-}
-
-#[derive(Clone)]
-struct Sink(Arc<dyn ReadSink>);
-
-impl std::fmt::Debug for Sink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Sink")
-    }
+    sink: Arc<dyn ReadSink>,
 }
 
 impl Pool {
@@ -84,7 +75,7 @@ impl SlabReader for Pool {
         let mut queue = self.shared.queue();
         while !jobs.is_empty() {
             let rest = jobs.split_off(jobs.len().min(JOBS_MAX));
-            queue.waiting.push_back((std::mem::replace(&mut jobs, rest), Sink(Arc::clone(sink))));
+            queue.waiting.push_back((std::mem::replace(&mut jobs, rest), Arc::clone(sink)));
         }
         drop(queue);
         self.shared.changed.notify_all();
@@ -124,7 +115,7 @@ impl Shared {
         while let Some(batch) = self.next_batch() {
             while let Some(index) = self.cursor.claim(batch.generation, batch.jobs.len()) {
                 let job = batch.jobs[index].lock().unwrap_or_else(PoisonError::into_inner).take();
-                batch.sink.0.done(self.run(job.expect("a job is claimed once")));
+                batch.sink.done(self.run(job.expect("a job is claimed once")));
             }
             // Not under the lock: the last reference to a sink may be the last one to this pool.
             let ended = self.queue().current.take_if(|current| Arc::ptr_eq(current, &batch));

@@ -77,12 +77,24 @@ impl Slabs {
         self.edge = edge;
     }
 
+    pub(super) fn edge(&self) -> &dyn Edge {
+        &*self.edge
+    }
+
+    pub(super) fn counters(&self) -> &TierCounters {
+        &self.counters
+    }
+
     /// Reads on this thread.
     pub(super) fn read(&self, job: ReadJob) -> ReadDone {
-        let mut work = match self.begin(job) {
-            Ok(work) => work,
-            Err(done) => return done,
-        };
+        match self.begin(job) {
+            Ok(work) => self.finish(work),
+            Err(done) => done,
+        }
+    }
+
+    /// Does what is left of a job on this thread.
+    pub(super) fn finish(&self, mut work: Work) -> ReadDone {
         loop {
             let piece = match self.next(&mut work) {
                 Next::Read(piece) => piece,

@@ -1,6 +1,7 @@
 //! One suite for all backends: whatever a read meets, the right bytes or a named error, and the memory back.
 
 mod bench;
+mod uring;
 
 use std::sync::{
     Arc, Mutex,

@@ -77,11 +77,15 @@ impl Files {
     }
 
     pub(super) fn reader(&self, io: IoBackend, faults: impl Faults + 'static) -> Reader {
+        self.reader_at(io, Script(faults))
+    }
+
+    pub(super) fn reader_at(&self, io: IoBackend, edge: impl Edge + 'static) -> Reader {
         let counters = Arc::new(TierCounters::default());
         let options = TierOptions { io, mirrors: self.mirrors.clone(), ..TierOptions::default() };
         let direct = io != IoBackend::Buffered;
         let mut slabs = Slabs::open(&self.container, &options.mirrors, direct, &counters).unwrap();
-        slabs.set_edge(Box::new(Script(faults)));
+        slabs.set_edge(Box::new(edge));
         let reader = start(slabs, &options).unwrap();
         Reader { container: Arc::clone(&self.container), counters, reader }
     }
