@@ -1,7 +1,8 @@
 //! How much memory the experts of this process may take, what else takes some, and which limit says so.
 //!
 //! [`Available`] measures what the process can have, a [`Budget`] takes off everything that is not an expert, and
-//! [`placement`](crate::placement) divides the rest.
+//! [`placement`](crate::placement) divides the rest. What was promised is watched by
+//! [`guard`](crate::guard).
 
 mod available;
 mod groups;

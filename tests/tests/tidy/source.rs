@@ -17,7 +17,7 @@ const UNSAFE_ALLOWED: [&str; 6] = [
 ];
 
 /// Cores that decide without a clock, a socket, a file, a task or a random source of their own.
-const CORES: [&str; 14] = [
+const CORES: [&str; 15] = [
     "kernels/src/",
     "coordinator/src/scheduler",
     "coordinator/src/sampler",
@@ -32,6 +32,7 @@ const CORES: [&str; 14] = [
     "proto/src/checksum",
     "worker/src/residency",
     "worker/src/placement",
+    "worker/src/guard/decision",
 ];
 
 /// What a core must not name.

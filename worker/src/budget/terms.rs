@@ -76,10 +76,24 @@ impl Budget {
         Ok(Self { available: bytes, limit, terms, experts })
     }
 
+    /// One line for each term.
+    pub fn log(&self) {
+        for term in &self.terms {
+            tracing::info!(name = term.name, size = %Size(term.bytes), "memory beside experts");
+        }
+        let (available, experts) = (Size(self.available), Size(self.experts.bytes));
+        tracing::info!(%available, %experts, limit = %self.experts.term, "memory for experts");
+    }
+
     /// Anonymous bytes of the process when everything is in use and experts take `expert_bytes`.
     pub fn peak(&self, expert_bytes: u64) -> u64 {
         let anonymous = self.terms.iter().filter(|term| term.kind != Kind::Reserve);
         anonymous.map(|term| term.bytes).fold(expert_bytes, u64::saturating_add)
+    }
+
+    /// Bytes that nobody may take.
+    pub fn kept_free(&self) -> u64 {
+        self.terms.iter().filter(|term| term.name == KEPT_FREE).map(|term| term.bytes).sum()
     }
 
     /// Divides the bytes for experts in proportion to what each worker of the process owns: together they never have
@@ -95,6 +109,9 @@ impl Budget {
     }
 }
 
+/// The term of what nobody may take.
+const KEPT_FREE: &str = "kept free";
+
 /// Bytes that are no experts' and that the process does not hold yet.
 fn beside(terms: &[Term]) -> u64 {
     let taken = terms.iter().filter(|term| term.kind != Kind::Held);
@@ -107,7 +124,7 @@ fn kernel_terms(available: u64) -> [Term; 2] {
         // 8 bytes for each page of 4 KiB, where huge pages are not to be had.
         Term { name: "page tables", bytes: available / 512, kind: Kind::Reserve },
         // A process at its limit to the byte reclaims its own code from memory.
-        Term { name: "kept free", bytes: (available / 32).min(1 << 30), kind: Kind::Reserve },
+        Term { name: KEPT_FREE, bytes: (available / 32).min(1 << 30), kind: Kind::Reserve },
     ]
 }
 
