@@ -29,12 +29,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use half::f16;
+use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use crate::config::Family;
 use crate::error::Result;
 use crate::files;
 use crate::safetensors::{DType, HeaderEntry, TensorWriter};
+use values::Planned;
 pub use values::{Tensor, tensors};
 
 /// A tiny model; several per family, so that every part that is optional in a family is there once and absent once.
@@ -160,18 +162,21 @@ pub fn write_checkpoint(preset: Preset, options: &TinyOptions, directory: &Path)
     let tensors = values::arranged(&config, options);
     let shards = options.shards.max(1);
     if shards == 1 {
-        return write_tensors(&directory.join("model.safetensors"), &tensors, options.dtype);
+        let all: Vec<&Planned> = tensors.iter().collect();
+        return write_tensors(&directory.join("model.safetensors"), &all, options.dtype);
     }
-    let mut weight_map = Map::new();
     // Round robin, as if the writer had filled its files in parallel: experts of a layer end up in different files.
-    for shard in 0..shards {
-        let name = format!("model-{:05}-of-{shards:05}.safetensors", shard + 1);
-        let part: Vec<Tensor> = tensors.iter().skip(shard).step_by(shards).cloned().collect();
-        weight_map
-            .extend(part.iter().map(|tensor| (tensor.name.clone(), Value::from(name.clone()))));
-        write_tensors(&directory.join(&name), &part, options.dtype)?;
-    }
-    let total: usize = tensors.iter().map(|tensor| tensor.values.len()).sum();
+    let file = |shard: usize| format!("model-{:05}-of-{shards:05}.safetensors", shard + 1);
+    (0..shards).into_par_iter().try_for_each(|shard| {
+        let part: Vec<&Planned> = tensors.iter().skip(shard).step_by(shards).collect();
+        write_tensors(&directory.join(file(shard)), &part, options.dtype)
+    })?;
+    let weight_map: Map<String, Value> = tensors
+        .iter()
+        .enumerate()
+        .map(|(index, tensor)| (tensor.name.clone(), Value::from(file(index % shards))))
+        .collect();
+    let total: usize = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
     let index = json!({ "metadata": { "total_size": total * 2 }, "weight_map": weight_map });
     write_json(&directory.join("model.safetensors.index.json"), &index)
 }
@@ -182,7 +187,7 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
 }
 
 /// Writes one file; the correction bias stays f32, as published files have it.
-fn write_tensors(path: &Path, tensors: &[Tensor], dtype: TinyType) -> Result<()> {
+fn write_tensors(path: &Path, tensors: &[&Planned], dtype: TinyType) -> Result<()> {
     let wide = |name: &str| dtype == TinyType::F32 || name.ends_with("e_score_correction_bias");
     let entries: Vec<HeaderEntry> = tensors
         .iter()
@@ -198,7 +203,8 @@ fn write_tensors(path: &Path, tensors: &[Tensor], dtype: TinyType) -> Result<()>
         .collect();
     let mut writer = TensorWriter::create(path, &entries)?;
     for (tensor, entry) in tensors.iter().zip(&entries) {
-        let values = tensor.values.iter();
+        let values = tensor.values();
+        let values = values.iter();
         let bytes: Vec<u8> = match entry.dtype {
             DType::F32 => values.flat_map(|value| value.to_le_bytes()).collect(),
             DType::F16 => values.flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),

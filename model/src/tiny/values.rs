@@ -1,6 +1,6 @@
 //! Values of tiny checkpoints.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use half::bf16;
 use serde_json::{Map, Value};
@@ -25,14 +25,48 @@ pub fn tensors(preset: Preset, options: &TinyOptions) -> Vec<Tensor> {
     one_by_one(&options.config(preset), &options.experts)
 }
 
+/// A tensor that is going to be written. Its values are made then, so that a checkpoint may be larger than memory.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    tied: bool,
+    /// Values that are joined from those of several tensors.
+    joined: Option<Vec<f32>>,
+}
+
+impl Planned {
+    pub(super) fn values(&self) -> Cow<'_, [f32]> {
+        match &self.joined {
+            Some(values) => Cow::Borrowed(values),
+            None => Cow::Owned(values(&self.name, &self.shape, self.tied)),
+        }
+    }
+}
+
 /// All tensors as the options want them.
-pub(super) fn arranged(config: &Map<String, Value>, options: &TinyOptions) -> Vec<Tensor> {
-    let tensors = one_by_one(config, &options.experts);
-    if options.fused { fuse(tensors) } else { tensors }
+pub(super) fn arranged(config: &Map<String, Value>, options: &TinyOptions) -> Vec<Planned> {
+    if options.fused {
+        let fused = fuse(one_by_one(config, &options.experts)).into_iter();
+        let planned = |Tensor { name, shape, values }| Planned {
+            name,
+            shape,
+            tied: false,
+            joined: Some(values),
+        };
+        return fused.map(planned).collect();
+    }
+    let tied = is_tied(config);
+    let planned = |(name, shape)| Planned { name, shape, tied, joined: None };
+    shapes::list(config, &options.experts).into_iter().map(planned).collect()
+}
+
+fn is_tied(config: &Map<String, Value>) -> bool {
+    config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false)
 }
 
 fn one_by_one(config: &Map<String, Value>, experts: &BTreeMap<usize, usize>) -> Vec<Tensor> {
-    let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
+    let tied = is_tied(config);
     let tensor = |(name, shape): (String, Vec<usize>)| {
         let values = values(&name, &shape, tied);
         Tensor { name, shape, values }
