@@ -11,6 +11,7 @@ use crate::{
         generate::GenerateArgs,
         inspect::InspectArgs,
         make_demo::MakeDemoArgs,
+        plan::PlanArgs,
         tokenize::{DetokenizeArgs, TokenizeArgs},
         verify::VerifyArgs,
     },
@@ -25,6 +26,7 @@ batch, any thread count and any instruction set.";
 const EXAMPLES: &str = "\
 Examples:
   shimmer convert ~/models/OLMoE-1B-7B --out olmoe              make a container from a checkpoint
+  shimmer plan --container olmoe                                will it fit? what is read from the drive?
   shimmer worker --container olmoe --listen [::]:50052          on every machine with experts
   shimmer serve --container olmoe --workers a:50052,b:50052     on the machine that clients talk to
   shimmer generate --endpoint localhost:50051 --chat 'Hello'    stream an answer
@@ -74,6 +76,8 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Shows what a container holds
     Inspect(InspectArgs),
+    /// Shows which experts a worker would hold in memory, and where the memory goes
+    Plan(PlanArgs),
     /// Makes the demo checkpoint from the weights of a small dense model
     MakeDemo(MakeDemoArgs),
 }

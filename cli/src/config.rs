@@ -1,6 +1,6 @@
 //! Settings: TOML file, then environment, then flags, through one type per role.
 //!
-//! Each role's type (`ServeSettings`, `WorkerSettings`, `GenerateSettings`) is at once the schema of its file, of its
+//! Each role's type (`ServeSettings`, `WorkerSettings`, `GenerateSettings`, `PlanSettings`) is at once the schema of its file, of its
 //! `SHIMMER_` variables and of its flags: every field is optional, a key is the flag without its dashes, and an unknown
 //! key or variable is an error. Defaults stand in the type with their reason; `--print-config` shows the effective
 //! result. `validate()` then builds the run-time configuration, whose fields are parsed and cannot be wrong.
@@ -9,8 +9,10 @@ mod address;
 mod environment;
 mod generate;
 mod isa;
+mod plan;
 mod print;
 mod serve;
+mod tiers;
 mod units;
 mod worker;
 
@@ -26,9 +28,11 @@ pub use address::HostPort;
 pub use environment::{EnvironmentError, check_environment};
 pub use generate::{GenerateConfig, GenerateSettings, InProcess, SamplingConfig, Target};
 pub use isa::IsaName;
+pub use plan::{PlanConfig, PlanSettings};
 pub use print::render;
 pub use serve::{ServeConfig, ServeSettings};
 pub use shimmer_worker::tier_options::{ByteSize, ParseByteSizeError};
+pub use tiers::{ParseSwitchError, Switch};
 pub use units::{ParsePeriodError, Period, Seed};
 pub use worker::{WorkerConfig, WorkerSettings};
 

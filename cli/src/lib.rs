@@ -73,6 +73,10 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
         Command::Convert(args) => commands::convert::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Plan(args) => match settings(&args.settings, &args.file, matches)? {
+            Some(settings) => commands::plan::run(&settings.validate()?, args.json, &args.log),
+            None => Ok(()),
+        },
         Command::MakeDemo(args) => commands::make_demo::run(&args),
     }
 }

@@ -1,5 +1,6 @@
 //! A coordinator and its workers inside one process: the same engine, the same expert function, no sockets.
 
+mod plan;
 mod transport;
 
 use std::sync::Arc;
@@ -8,11 +9,12 @@ use shimmer_coordinator::{
     api::{ClusterStatus, Inference, InferenceParts},
     chat_template::ChatTemplate,
     dispatch::ExpertTransport,
-    engine::{Engine, EngineConfig, EngineError, EngineParts},
+    engine::{Engine, EngineConfig, EngineError, EngineMemory, EngineParts},
     tokenizer::Tokenizer,
 };
 use shimmer_kernels::{Isa, Kernels};
 use shimmer_model::Container;
+use shimmer_worker::budget::WorkShape;
 use tokio::sync::watch;
 
 use crate::{
@@ -20,6 +22,7 @@ use crate::{
     config::InProcess,
     error::Error,
 };
+pub use plan::{PlannedWorker, ProcessPlan, engine_terms};
 pub use transport::{LocalError, LocalTransport};
 
 /// A running in-process cluster. Dropping it ends the engine.
@@ -36,7 +39,7 @@ impl LocalCluster {
     /// # Errors
     /// The container cannot be used, or a limit does not fit.
     pub fn start(options: &InProcess) -> Result<Self, Error> {
-        Self::start_with(options, EngineConfig::default(), |transport| transport)
+        Self::start_with(options, one_at_a_time(options), |transport| transport)
     }
 
     /// As [`Self::start`], with further limits of the engine, and with the transport wrapped, for example to count or to
@@ -51,17 +54,13 @@ impl LocalCluster {
     ) -> Result<Self, Error> {
         let container = open_container(&options.container)?;
         let kernels = kernels(options.isa)?;
+        let config = engine_config(options, limits);
+        let plan = plan(&container, options, &config)?;
+        plan.budget.log();
         let transport =
-            LocalTransport::start(&container, kernels, &options.worker_weights, options.threads)
-                .map_err(|error| Error::failed("cannot start the in-process workers", error))?;
+            LocalTransport::start(&container, kernels, plan, &options.tiers, options.threads)
+                .map_err(refuse)?;
         let status = transport.status();
-        let config = EngineConfig {
-            threads: options.threads,
-            prefill_chunk: options.prefill_chunk,
-            kv_budget_bytes: options.kv_budget.0,
-            context_length: options.context,
-            ..limits
-        };
         let name = container.manifest().source.name.clone();
         let (status, receiver) = watch::channel(status);
         let inference =
@@ -74,6 +73,65 @@ impl LocalCluster {
         &self.inference
     }
 }
+
+/// Limits of an engine that answers one request after another.
+pub fn one_at_a_time(options: &InProcess) -> EngineConfig {
+    EngineConfig {
+        max_batch_rows: options.prefill_chunk,
+        max_running: 1,
+        ..EngineConfig::default()
+    }
+}
+
+fn engine_config(options: &InProcess, limits: EngineConfig) -> EngineConfig {
+    EngineConfig {
+        threads: options.threads,
+        prefill_chunk: options.prefill_chunk,
+        kv_budget_bytes: options.kv_budget.0,
+        context_length: options.context,
+        ..limits
+    }
+}
+
+/// The memory of an in-process cluster.
+///
+/// # Errors
+/// Something does not fit.
+pub fn plan(
+    container: &Container,
+    options: &InProcess,
+    limits: &EngineConfig,
+) -> Result<ProcessPlan, Error> {
+    let config = engine_config(options, limits.clone());
+    let beside = engine_terms(EngineMemory::of(container, &config));
+    let shape = WorkShape::of(container.config(), config.max_batch_rows, options.threads);
+    ProcessPlan::new(container, &options.worker_weights, &options.tiers, shape, beside)
+        .map_err(refuse)
+}
+
+/// What does not fit is a refusal, the rest a failure.
+pub(crate) fn refuse(error: LocalError) -> Error {
+    match error {
+        LocalError::Plan(error) => Error::refused(error.to_string()).with_hint(SEE_PLAN),
+        LocalError::Worker(error) => refuse_worker(error),
+        error => Error::failed("cannot start the in-process workers", error),
+    }
+}
+
+/// As [`refuse`], of a worker's own errors.
+pub(crate) fn refuse_worker(error: shimmer_worker::Error) -> Error {
+    use shimmer_worker::Error::{Budget, NoRoom, Setting, UnknownMemory};
+    match error {
+        Budget { .. } | NoRoom { .. } | UnknownMemory => {
+            Error::refused(error.to_string()).with_hint(SEE_PLAN)
+        }
+        Setting { .. } => Error::refused(error.to_string())
+            .with_hint("`--print-config` shows the effective settings"),
+        error => Error::failed("cannot start the worker", error),
+    }
+}
+
+const SEE_PLAN: &str = "`shimmer plan` with the same flags shows every term of the memory";
 
 /// Kernels of the wanted instruction set, or of the best one.
 pub(crate) fn kernels(isa: Option<Isa>) -> Result<Kernels, Error> {

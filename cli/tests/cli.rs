@@ -52,7 +52,8 @@ fn refused_flags_are_named_with_a_way_out() {
         &["weight", "[0.001, 1000000]"],
     );
     check(&["worker", "--container", "c", "--isa", "sse"], &[], 2, &["sse", "avx512"]);
-    check(&["worker", "--container", "c", "--ram-budget", "8G"], &[], 2, &["8G", "8GiB"]);
+    check(&["worker", "--container", "c", "--ram", "8G"], &[], 2, &["8G", "8GiB", "auto"]);
+    check(&["worker", "--container", "c", "--ram-budget", "8GiB"], &[], 2, &["--ram-budget"]);
     check(&["worker", "--container", "c", "--threads", "0"], &[], 2, &["threads"]);
     check(
         &["serve", "--container", "c", "--workers", "::1:50052"],
@@ -304,8 +305,15 @@ fn budgets_that_hold_nothing_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let container = container(directory.path());
     let flags =
-        ["worker", "--container", &container, "--listen", "127.0.0.1:0", "--ram-budget", "9000TiB"];
-    check(&flags, &[], 2, &["budget"]);
+        ["worker", "--container", &container, "--listen", "127.0.0.1:0", "--ram", "9000TiB"];
+    check(&flags, &[], 2, &["--ram 9000 TiB does not fit", "leaves"]);
+    let local = ["generate", "--container", &container, "--in-process", "--prompt", "a"];
+    for (tiers, part) in [
+        (["--ram", "9000TiB"], "--ram 9000 TiB does not fit"),
+        (["--ram", "1KiB"], "one expert of each of"),
+    ] {
+        check(&[&local[..], &tiers].concat(), &[], 2, &[part, "shimmer plan"]);
+    }
     let flags = [
         "generate",
         "--container",

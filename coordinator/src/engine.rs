@@ -7,13 +7,14 @@ mod active;
 mod config;
 mod events;
 mod handle;
+mod memory;
 mod stats;
 mod step_loop;
 
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use shimmer_kernels::{Kernels, KvLayout, MATH_ID, PAGE_POSITIONS};
+use shimmer_kernels::{Kernels, MATH_ID, PAGE_POSITIONS};
 use shimmer_model::{Container, ModelConfig};
 
 use crate::dispatch::ExpertTransport;
@@ -28,6 +29,8 @@ pub use events::{
 };
 use handle::Command;
 pub use handle::{EngineHandle, MAX_LOGPROBS, MAX_STOP_STRINGS, ScoreError, SubmitError};
+pub use memory::EngineMemory;
+use memory::kv_layout;
 pub use stats::EngineStats;
 use stats::Published;
 use step_loop::{StepBuffers, StepLoop};
@@ -99,11 +102,7 @@ impl Engine {
         let model = parts.container.config();
         let layout = kv_layout(&parts.container);
         let layers = model.layers.len();
-        let pages = KvCache::pages_in(parts.config.kv_budget_bytes, layout, layers);
-        // More pages than all running sequences can fill would only be address space.
-        let most =
-            model.max_position.div_ceil(PAGE_POSITIONS).saturating_mul(parts.config.max_running);
-        let pages = pages.min(u32::try_from(most).unwrap_or(u32::MAX));
+        let pages = memory::pages(&parts.container, &parts.config);
         if pages == 0 {
             let (budget_bytes, page_bytes) =
                 (parts.config.kv_budget_bytes, layout.page_bytes() * layers);
@@ -200,15 +199,6 @@ fn step_loop<'w>(
         buffers: StepBuffers::default(),
         published,
     })
-}
-
-fn kv_layout(container: &Container) -> KvLayout {
-    let attention = &container.config().attention;
-    KvLayout {
-        format: container.manifest().numeric_class.kv,
-        kv_heads: attention.kv_heads,
-        head_dim: attention.head_dim,
-    }
 }
 
 /// The model's own limit, lowered by the configuration and by what the pages hold.

@@ -8,13 +8,17 @@ use std::{
     },
 };
 
-use shimmer_cli::local::LocalTransport;
+use shimmer_cli::local::{LocalTransport, ProcessPlan};
 use shimmer_coordinator::{
     engine::{Engine, EngineConfig, EngineHandle, EngineParts, Event, EventStream},
     tokenizer::Tokenizer,
 };
 use shimmer_kernels::{Isa, Kernels};
 use shimmer_model::Container;
+use shimmer_worker::{
+    TierOptions,
+    budget::{STEP_ROWS, WorkShape},
+};
 
 use crate::workload::{Job, Outcome};
 
@@ -28,6 +32,7 @@ pub struct InProcessOptions {
     /// Instruction set; absent takes the best one.
     pub isa: Option<Isa>,
     pub prefill_chunk: usize,
+    pub tiers: TierOptions,
 }
 
 impl InProcessOptions {
@@ -39,6 +44,7 @@ impl InProcessOptions {
             threads: 2,
             isa: None,
             prefill_chunk: 512,
+            tiers: TierOptions::default(),
         }
     }
 }
@@ -69,9 +75,12 @@ impl InProcess {
         let container = Arc::new(Container::open(&options.container).expect("the container opens"));
         let kernels =
             Kernels::new(options.isa).expect("the instruction set is one of this processor");
-        let transport =
-            LocalTransport::start(&container, kernels, &options.worker_weights, options.threads)
-                .expect("the workers start");
+        let InProcessOptions { worker_weights, threads, tiers, .. } = options;
+        let shape = WorkShape::of(container.config(), STEP_ROWS, *threads);
+        let plan = ProcessPlan::new(&container, worker_weights, tiers, shape, Vec::new())
+            .expect("the experts fit");
+        let transport = LocalTransport::start(&container, kernels, plan, tiers, *threads)
+            .expect("the workers start");
         let json = container
             .tokenizer_json()
             .expect("the tokenizer can be read")

@@ -33,6 +33,7 @@ use shimmer_tests::{
     models::TinyModel,
     wait::{wait_for, wait_until},
 };
+use shimmer_worker::TierOptions;
 use tokio::{net::TcpListener, runtime::Runtime, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
@@ -102,6 +103,7 @@ impl Server {
             context: None,
             kv_budget: ByteSize(1 << 26),
             prefill_chunk: 4,
+            tiers: TierOptions::default(),
         };
         let sent = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&sent);

@@ -11,7 +11,7 @@ use shimmer_proto::{
 };
 
 use crate::{
-    budget::{Budget, RamBudget, Size},
+    budget::{Budget, RamBudget},
     counters::Counters,
     error::Error,
     payload::Buffers,
@@ -74,15 +74,7 @@ impl ExpertCore {
         config: WorkerConfig,
     ) -> Result<Arc<Self>, Error> {
         let budget = Budget::of_worker(&container, &config.tiers, config.threads)?;
-        for term in &budget.terms {
-            tracing::info!(name = term.name, size = %Size(term.bytes), "memory beside experts");
-        }
-        tracing::info!(
-            available = %Size(budget.available),
-            experts = %Size(budget.experts.bytes),
-            limit = %budget.experts.term,
-            "memory for experts"
-        );
+        budget.log();
         Self::with_budget(container, kernels, config, budget.experts)
     }
 

@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 
-use shimmer_worker::{
-    ExpertCore, ServeConfig, TierOptions, WorkerConfig as CoreConfig, bind, serve,
-    tier_options::RamSetting,
-};
+use shimmer_worker::{ExpertCore, ServeConfig, WorkerConfig as CoreConfig, bind, serve};
 
 use crate::{
-    block_on, config::WorkerConfig, error::Error, local::kernels, logging, output, shutdown,
+    block_on,
+    config::WorkerConfig,
+    error::Error,
+    local::{kernels, refuse_worker},
+    logging, output, shutdown,
 };
 
 /// Runs the command.
@@ -29,16 +30,13 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         CoreConfig {
             id: id.clone(),
             weight: config.weight,
-            tiers: TierOptions {
-                ram: config.ram_budget.map_or(RamSetting::Auto, |size| RamSetting::Bytes(size.0)),
-                ..TierOptions::default()
-            },
+            tiers: config.tiers,
             threads: config.threads,
             pool: None,
             build: super::BUILD.to_owned(),
         },
     )
-    .map_err(refuse)?;
+    .map_err(refuse_worker)?;
     block_on(async {
         let shutdown = shutdown::on_signal()?;
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "worker is ready for coordinators");
@@ -51,17 +49,6 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         tracing::info!("stopped");
         Ok(())
     })
-}
-
-/// A setting or a budget that does not fit is a refusal, the rest a failure.
-fn refuse(error: shimmer_worker::Error) -> Error {
-    match error {
-        shimmer_worker::Error::Setting { .. } | shimmer_worker::Error::Budget { .. } => {
-            Error::refused(error.to_string())
-                .with_hint("`shimmer worker --print-config` shows the effective settings")
-        }
-        error => Error::failed("cannot start the worker", error),
-    }
 }
 
 /// The address is taken, or not of this host.

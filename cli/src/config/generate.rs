@@ -7,13 +7,15 @@ use std::{
 
 use shimmer_kernels::Isa;
 use shimmer_proto::v1::SamplingParams;
+use shimmer_worker::TierOptions;
 
 use super::{
-    ByteSize, ConfigError, HostPort, IsaName, Period, Seed, Settings, settings,
+    ByteSize, ConfigError, HostPort, IsaName, Period, Seed, Settings,
+    tiers::settings_with_tiers,
     worker::{check_weight, threads_or_all},
 };
 
-settings! {
+settings_with_tiers! {
     /// Keys of a generation's config file, its variables and its flags.
     pub struct GenerateSettings {
         /// Coordinator as host:port
@@ -111,6 +113,28 @@ settings! {
 /// Far more workers in one process than any comparison needs.
 const WORKERS_MAX: usize = 256;
 
+/// One weight for each worker.
+pub(super) fn weights(
+    workers: Option<NonZeroUsize>,
+    weights: Option<Vec<f64>>,
+) -> Result<Vec<f64>, ConfigError> {
+    let given = weights.as_ref().map(Vec::len);
+    let workers = workers.map(NonZeroUsize::get).or(given).unwrap_or(1);
+    if workers > WORKERS_MAX {
+        let message = format!("{workers} workers in one process; at most {WORKERS_MAX}");
+        return Err(ConfigError::invalid("workers", message));
+    }
+    let weights = weights.unwrap_or_else(|| vec![1.0; workers]);
+    if weights.len() != workers {
+        let message = format!("{} weights for workers = {workers}; give one each", weights.len());
+        return Err(ConfigError::invalid("worker-weights", message));
+    }
+    for &weight in &weights {
+        check_weight("worker-weights", weight)?;
+    }
+    Ok(weights)
+}
+
 /// The wire has single precision; a value between two of them becomes the nearest.
 #[expect(clippy::cast_possible_truncation, reason = "rounding to the wire's precision is meant")]
 fn single(value: Option<f64>) -> Option<f32> {
@@ -137,6 +161,7 @@ pub struct InProcess {
     pub context: Option<u32>,
     pub kv_budget: ByteSize,
     pub prefill_chunk: usize,
+    pub tiers: TierOptions,
 }
 
 /// The part of the request that comes from settings. The server checks the ranges, so that every client hears the
@@ -183,6 +208,7 @@ impl GenerateSettings {
 
     fn target(self) -> Result<Target, ConfigError> {
         let missing = ConfigError::missing;
+        let tiers = self.tiers()?;
         if self.in_process == Some(true) {
             if let Some(endpoint) = &self.endpoint {
                 return Err(ConfigError::invalid(
@@ -190,37 +216,22 @@ impl GenerateSettings {
                     format!("cannot be combined with endpoint {endpoint}"),
                 ));
             }
-            let given = self.worker_weights.as_ref().map(Vec::len);
-            let workers = self.workers.map(NonZeroUsize::get).or(given).unwrap_or(1);
-            if workers > WORKERS_MAX {
-                let message = format!("{workers} workers in one process; at most {WORKERS_MAX}");
-                return Err(ConfigError::invalid("workers", message));
-            }
-            let worker_weights = self.worker_weights.unwrap_or_else(|| vec![1.0; workers]);
-            if worker_weights.len() != workers {
-                let message = format!(
-                    "{} weights for workers = {workers}; give one each",
-                    worker_weights.len()
-                );
-                return Err(ConfigError::invalid("worker-weights", message));
-            }
-            for &weight in &worker_weights {
-                check_weight("worker-weights", weight)?;
-            }
             return Ok(Target::InProcess(InProcess {
                 container: self.container.ok_or_else(|| missing("container"))?,
-                worker_weights,
+                worker_weights: weights(self.workers, self.worker_weights)?,
                 threads: threads_or_all(self.threads)?,
                 isa: self.isa.map(|isa| isa.0),
                 context: self.context.map(NonZeroU32::get),
                 kv_budget: self.kv_budget.ok_or_else(|| missing("kv-budget"))?,
                 prefill_chunk: self.prefill_chunk.ok_or_else(|| missing("prefill-chunk"))?.get(),
+                tiers,
             }));
         }
         for (key, given) in [
             ("container", self.container.is_some()),
             ("workers", self.workers.is_some()),
             ("worker-weights", self.worker_weights.is_some()),
+            ("ram, cap, pin and the other keys of experts", tiers != TierOptions::default()),
         ] {
             if given {
                 return Err(ConfigError::invalid(

@@ -3,11 +3,12 @@
 use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 
 use shimmer_kernels::Isa;
+use shimmer_worker::TierOptions;
 
-use super::{ByteSize, ConfigError, IsaName, Period, Settings, settings};
+use super::{ConfigError, IsaName, Period, Settings, tiers::settings_with_tiers};
 use crate::logging::{LogFilter, LogFormat};
 
-settings! {
+settings_with_tiers! {
     /// Keys of a worker's config file, its variables and its flags.
     pub struct WorkerSettings {
         /// Container directory, as made by `shimmer convert`
@@ -26,10 +27,6 @@ settings! {
         /// Relative capacity: a worker of weight 3 owns about three times the experts of one of weight 1
         #[arg(long, env = "SHIMMER_WEIGHT", value_name = "NUMBER", allow_negative_numbers = true)]
         weight: f64 = 1.0, because "1 is an ordinary worker; only ratios between workers matter";
-
-        /// RAM for expert weights, for example 8GiB
-        #[arg(long, env = "SHIMMER_RAM_BUDGET", value_name = "SIZE")]
-        ram_budget: ByteSize, because "without it what the host has left, within cgroup limits";
 
         /// CPU threads for arithmetic
         #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", allow_negative_numbers = true)]
@@ -61,8 +58,7 @@ pub struct WorkerConfig {
     /// Absent: made from the host name and the port.
     pub id: Option<String>,
     pub weight: f64,
-    /// Absent: what the host has left.
-    pub ram_budget: Option<ByteSize>,
+    pub tiers: TierOptions,
     pub threads: usize,
     pub isa: Option<Isa>,
     pub drain_timeout: Period,
@@ -82,15 +78,13 @@ impl WorkerSettings {
         if let Some(id) = &all.id {
             check_name("id", id)?;
         }
-        if all.ram_budget.is_some_and(|budget| budget.0 == 0) {
-            return Err(ConfigError::invalid("ram-budget", "0 bytes hold no expert"));
-        }
+        let tiers = all.tiers()?;
         Ok(WorkerConfig {
             container: all.container.ok_or_else(|| ConfigError::missing("container"))?,
             listen: all.listen.ok_or_else(|| ConfigError::missing("listen"))?,
             id: all.id,
             weight,
-            ram_budget: all.ram_budget,
+            tiers,
             threads: threads_or_all(all.threads)?,
             isa: all.isa.map(|isa| isa.0),
             drain_timeout: all

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc, time::Instant};
 use shimmer_coordinator::{
     api::ClusterStatus,
     dispatch::{ExpertTransport, PartLimits, Reply, TransportError, WorkerInfo},
-    placement::{Candidate, PlacedLayer, Placement, PlacementError},
+    placement::{Placement, PlacementError},
 };
 use shimmer_kernels::Kernels;
 use shimmer_model::Container;
@@ -15,8 +15,11 @@ use shimmer_proto::{
     limits::{self, MAX_PART_ROWS, PART_BYTES},
     v1::WorkerStatus,
 };
-use shimmer_worker::{ExpertCore, ExpertSession, TierOptions, WorkerConfig, store::LoadProgress};
+use shimmer_worker::{
+    ExpertCore, ExpertSession, TierOptions, WorkerConfig, placement::PlanError, store::LoadProgress,
+};
 
+use super::plan::{PlannedWorker, ProcessPlan};
 use crate::commands::BUILD;
 
 /// One coordinator and one placement for the life of the process.
@@ -28,6 +31,8 @@ const GENERATION: u64 = 1;
 pub enum LocalError {
     #[error(transparent)]
     Worker(#[from] shimmer_worker::Error),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     #[error(transparent)]
     Placement(#[from] PlacementError),
     #[error("{}", .0.detail)]
@@ -64,32 +69,33 @@ impl LoadProgress for Unwatched {
 }
 
 impl LocalTransport {
-    /// Starts one worker per weight; they share `threads` threads.
+    /// Starts the planned workers; they share `threads` threads.
     ///
     /// # Errors
-    /// The experts do not fit in memory, cannot be read, or are computed differently from the manifest.
+    /// An expert cannot be read, or is computed differently from the manifest.
     pub fn start(
         container: &Arc<Container>,
         kernels: Kernels,
-        weights: &[f64],
+        plan: ProcessPlan,
+        tiers: &TierOptions,
         threads: usize,
     ) -> Result<Self, LocalError> {
+        let ProcessPlan { workers, placement, .. } = plan;
         let mut pool = None;
-        let mut sessions = Vec::with_capacity(weights.len());
-        for (index, &weight) in weights.iter().enumerate() {
+        let mut sessions = Vec::with_capacity(workers.len());
+        for PlannedWorker { id, weight, budget, .. } in workers {
             let config = WorkerConfig {
-                id: format!("worker-{index}"),
+                id,
                 weight,
-                tiers: TierOptions::default(),
+                tiers: tiers.clone(),
                 threads,
                 pool: pool.clone(),
                 build: BUILD.to_owned(),
             };
-            let core = ExpertCore::new(Arc::clone(container), kernels, config)?;
+            let core = ExpertCore::with_budget(Arc::clone(container), kernels, config, budget)?;
             pool = Some(Arc::clone(core.pool()));
             sessions.push(core.session());
         }
-        let placement = place(container, &sessions, weights)?;
         let mut statuses = Vec::with_capacity(sessions.len());
         for (index, session) in sessions.iter_mut().enumerate() {
             statuses.push(start_session(container, session, &placement, index)?);
@@ -110,28 +116,6 @@ impl LocalTransport {
     pub fn status(&self) -> ClusterStatus {
         self.status.clone()
     }
-}
-
-fn place(
-    container: &Container,
-    sessions: &[ExpertSession],
-    weights: &[f64],
-) -> Result<Placement, LocalError> {
-    let candidates: Vec<Candidate> = sessions
-        .iter()
-        .zip(weights)
-        .map(|(session, &weight)| Candidate {
-            id: session.core().id().to_owned(),
-            weight,
-            absent_layers: container.absent_layers(),
-        })
-        .collect();
-    let layers: Vec<PlacedLayer> = container
-        .config()
-        .moe_layers()
-        .map(|(layer, experts)| PlacedLayer { layer, experts })
-        .collect();
-    Ok(Placement::compute(&layers, &candidates)?)
 }
 
 /// The same handshake as over a socket: hello, assignment, self-test.
