@@ -10,10 +10,18 @@
 
 mod allocator;
 mod mapping;
+mod placement;
 mod registration;
 mod slots;
+mod survey;
 mod system;
+mod threads;
+mod topology;
 
 pub use allocator::{MemoryOptions, MemorySnapshot, SlotAllocator, map_slots};
+pub use placement::{MemoryPlacement, NodeSet, PlacementError};
 pub use registration::{DeviceRange, DeviceRegistration, RegistrationError};
 pub use slots::{ReleasedSlot, SlotMemory};
+pub use survey::Survey;
+pub use threads::ThreadPlacement;
+pub use topology::{Core, Node, Topology, TopologySource};

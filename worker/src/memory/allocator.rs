@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     mapping::{Mapping, Shared},
+    placement::MemoryPlacement,
     registration::DeviceRegistration,
     slots::{self, SlotMemory},
     system::{self, Kernel, System},
@@ -15,6 +16,8 @@ use super::{
 /// What slots should be besides memory. Nothing by default.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryOptions {
+    /// From which nodes pages come.
+    pub placement: MemoryPlacement,
     /// Keep what was touched in memory, whatever else the host needs.
     pub lock: bool,
     /// A device that copies from slots.
@@ -38,6 +41,10 @@ pub struct MemorySnapshot {
     pub locked_bytes: u64,
     /// The part of it that a device knows.
     pub registered_bytes: u64,
+    /// Nodes that pages come from in turn; 0 where the system decides.
+    pub interleaved_nodes: u64,
+    /// 1 if pages should come from several nodes, and the system refused that.
+    pub placement_refused: u64,
     /// Slots whose pages went back to the system.
     pub slots_released: u64,
     /// Released slots that were taken into use again.
@@ -62,6 +69,10 @@ impl SlotAllocator {
         Self { shared: Arc::new(Shared::new(options, system)) }
     }
 
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     /// Maps `count` slots of `stride` bytes each, zeroed, in one mapping. Memory is taken when it is first touched.
     ///
     /// Locks and registrations that are refused are reported once and leave plain memory.
@@ -77,13 +88,16 @@ impl SlotAllocator {
             return Ok(Vec::new());
         }
         let mapping = Mapping::new(bytes, &self.shared)?;
-        Ok(slots::cut(mapping, stride, spacing, count))
+        Ok(slots::cut(&mapping, stride, spacing, count))
     }
 
     /// What is mapped now.
     pub fn snapshot(&self) -> MemorySnapshot {
         let totals = &self.shared.totals;
+        let placement = &self.shared.options.placement;
         MemorySnapshot {
+            interleaved_nodes: placement.nodes().len() as u64,
+            placement_refused: u64::from(*placement == MemoryPlacement::Refused),
             mappings: totals.mappings.load(Relaxed),
             mapped_bytes: totals.mapped_bytes.load(Relaxed),
             locked_bytes: totals.locked_bytes.load(Relaxed),

@@ -4,7 +4,7 @@ use std::{
     fmt, io,
     ptr::NonNull,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
@@ -13,6 +13,7 @@ use shimmer_kernels::Arena;
 
 use super::{
     allocator::MemoryOptions,
+    placement::MemoryPlacement,
     registration::{Registered, RegistrationError},
     system::System,
 };
@@ -22,7 +23,9 @@ use super::{
 pub(super) struct Shared {
     pub(super) options: MemoryOptions,
     pub(super) totals: Totals,
-    system: Box<dyn System>,
+    pub(super) system: Box<dyn System>,
+    /// What is mapped, and some that is no more.
+    mapped: Mutex<Vec<Weak<Mapping>>>,
     /// The system refused a lock once, which was said; it is not asked again.
     lock_refused: AtomicBool,
     /// As above, for the device.
@@ -52,9 +55,16 @@ impl Shared {
             options,
             totals: Totals::default(),
             system,
+            mapped: Mutex::default(),
             lock_refused: AtomicBool::new(false),
             device_refused: AtomicBool::new(false),
         }
+    }
+
+    /// What is mapped now.
+    pub(super) fn mapped(&self) -> Vec<Arc<Mapping>> {
+        let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        mapped.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Locks a range if that is wanted. Whether it is locked.
@@ -77,14 +87,21 @@ impl Shared {
 }
 
 impl Mapping {
-    pub(super) fn new(bytes: usize, shared: &Arc<Shared>) -> io::Result<Self> {
+    pub(super) fn new(bytes: usize, shared: &Arc<Shared>) -> io::Result<Arc<Self>> {
         let arena = shared.system.map(bytes)?;
+        if let MemoryPlacement::Interleaved(nodes) = &shared.options.placement {
+            shared.system.interleave(&arena, nodes.ids())?;
+        }
         let locked = shared.lock(arena.start(), arena.mapped_bytes());
         let mapping = Self { arena, locked, shared: Arc::clone(shared) };
         let (totals, bytes) = (&shared.totals, mapping.bytes() as u64);
         totals.mappings.fetch_add(1, Relaxed);
         totals.mapped_bytes.fetch_add(bytes, Relaxed);
         totals.locked_bytes.fetch_add(if locked { bytes } else { 0 }, Relaxed);
+        let mapping = Arc::new(mapping);
+        let mut mapped = shared.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        mapped.retain(|other| other.strong_count() > 0);
+        mapped.push(Arc::downgrade(&mapping));
         Ok(mapping)
     }
 

@@ -43,18 +43,22 @@ unsafe impl Sync for ReleasedSlot {}
 
 /// Cuts a mapping into `count` slots of `len` bytes, `spacing` bytes apart, and makes them known to the device if there is
 /// one.
-pub(super) fn cut(mapping: Mapping, len: usize, spacing: usize, count: usize) -> Vec<SlotMemory> {
+pub(super) fn cut(
+    mapping: &Arc<Mapping>,
+    len: usize,
+    spacing: usize,
+    count: usize,
+) -> Vec<SlotMemory> {
     assert!(
         len <= spacing
             && spacing.is_multiple_of(system::page_bytes())
             && count.checked_mul(spacing).is_some_and(|bytes| bytes <= mapping.bytes()),
         "slots of whole pages inside their mapping"
     );
-    let mapping = Arc::new(mapping);
     let slot = |index: usize| {
         // SAFETY: `index < count`, so the slot lies within the mapping.
         let start = unsafe { mapping.start().add(index * spacing) };
-        SlotMemory { registered: None, place: Place { start, len, mapping: Arc::clone(&mapping) } }
+        SlotMemory { registered: None, place: Place { start, len, mapping: Arc::clone(mapping) } }
     };
     let mut slots: Vec<_> = (0..count).map(slot).collect();
     if !slots.iter_mut().all(SlotMemory::register) {

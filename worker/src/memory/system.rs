@@ -16,6 +16,12 @@ pub(super) trait System: Send + Sync + fmt::Debug {
         Arena::new(bytes)
     }
 
+    /// Lets the pages of an arena that nobody has touched come from these nodes in turn.
+    fn interleave(&self, arena: &Arena, nodes: &[u32]) -> io::Result<()>;
+
+    /// The node of the page at each address, or a negative error number: there is none before the first touch.
+    fn locate(&self, addresses: &[usize]) -> io::Result<Vec<libc::c_int>>;
+
     /// Keeps the pages of a range in memory from the moment when they are first touched.
     fn lock(&self, start: NonNull<u8>, bytes: usize) -> io::Result<()>;
 
@@ -33,6 +39,47 @@ pub(super) trait System: Send + Sync + fmt::Debug {
 pub(super) struct Kernel;
 
 impl System for Kernel {
+    fn interleave(&self, arena: &Arena, nodes: &[u32]) -> io::Result<()> {
+        let bits = libc::c_ulong::BITS;
+        let words = nodes.iter().max().map_or(1, |last| last / bits + 1);
+        let mut mask: Vec<libc::c_ulong> = vec![0; words as usize];
+        for node in nodes {
+            mask[(node / bits) as usize] |= 1 << (node % bits);
+        }
+        // SAFETY: the mask has as many bits as the call says (the kernel reads one less). Without MPOL_MF_MOVE a policy
+        // changes where pages will come from, and no contents.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                arena.start().as_ptr(),
+                arena.mapped_bytes(),
+                libc::MPOL_INTERLEAVE,
+                mask.as_ptr(),
+                words * bits + 1,
+                0,
+            )
+        };
+        check(result)
+    }
+
+    fn locate(&self, addresses: &[usize]) -> io::Result<Vec<libc::c_int>> {
+        let mut nodes = vec![0; addresses.len()];
+        let none = std::ptr::null::<libc::c_int>();
+        // SAFETY: without target nodes the call only asks; both arrays have an entry for each address.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                0,
+                addresses.len(),
+                addresses.as_ptr(),
+                none,
+                nodes.as_mut_ptr(),
+                0,
+            )
+        };
+        check(result).map(|()| nodes)
+    }
+
     fn lock(&self, start: NonNull<u8>, bytes: usize) -> io::Result<()> {
         // SAFETY: a lock changes no contents, whatever the range.
         check(unsafe { libc::mlock2(start.as_ptr().cast(), bytes, MLOCK_ONFAULT) })
@@ -68,6 +115,6 @@ pub(super) unsafe fn discard(start: NonNull<u8>, bytes: usize) {
     assert!(discarded.is_ok(), "own pages can be discarded: {unlocked:?}, {discarded:?}");
 }
 
-fn check(result: libc::c_int) -> io::Result<()> {
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+fn check(result: impl Into<i64>) -> io::Result<()> {
+    if result.into() == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -16,10 +16,19 @@ struct Refusing {
     maps: Option<usize>,
     /// Locks that are granted.
     locks: Option<usize>,
-    calls: Mutex<(usize, usize)>,
+    /// Maps and locks that were asked for.
+    calls: Arc<Mutex<(usize, usize)>>,
 }
 
 impl System for Refusing {
+    fn interleave(&self, _arena: &Arena, _nodes: &[u32]) -> io::Result<()> {
+        panic!("nobody asked for nodes")
+    }
+
+    fn locate(&self, _addresses: &[usize]) -> io::Result<Vec<libc::c_int>> {
+        panic!("nobody asked for nodes")
+    }
+
     fn map(&self, bytes: usize) -> io::Result<Arena> {
         let maps = &mut self.calls.lock().unwrap().0;
         *maps += 1;
@@ -39,12 +48,12 @@ impl System for Refusing {
     }
 }
 
-const LOCKED: fn() -> MemoryOptions = || MemoryOptions { lock: true, device: None };
+const LOCKED: fn() -> MemoryOptions = || MemoryOptions { lock: true, ..MemoryOptions::default() };
 
 fn with_device(recorder: Recorder) -> (Arc<Recorder>, MemoryOptions) {
     let recorder = Arc::new(recorder);
     let device: Arc<dyn DeviceRegistration> = Arc::clone(&recorder) as _;
-    (recorder, MemoryOptions { lock: false, device: Some(device) })
+    (recorder, MemoryOptions { device: Some(device), ..MemoryOptions::default() })
 }
 
 /// Nothing is mapped, locked or registered any more.
@@ -130,24 +139,15 @@ fn locked_slots_are_locked_and_can_be_released() {
 
 #[test]
 fn a_refused_lock_leaves_plain_memory_and_is_not_asked_for_again() {
-    let refusing = Arc::new(Refusing { locks: Some(1), ..Refusing::default() });
-    let allocator = SlotAllocator::with_system(LOCKED(), Box::new(Arc::clone(&refusing)));
+    let calls = Arc::default();
+    let refusing = Refusing { locks: Some(1), calls: Arc::clone(&calls), ..Refusing::default() };
+    let allocator = SlotAllocator::with_system(LOCKED(), Box::new(refusing));
     let mut mappings: Vec<_> = (0..4).map(|_| allocator.map_slots(4096, 2).unwrap()).collect();
     mappings.iter_mut().flatten().for_each(|slot| slot.fill(3));
-    assert_eq!(refusing.calls.lock().unwrap().1, 2);
+    assert_eq!(calls.lock().unwrap().1, 2);
     assert!(allocator.snapshot().locked_bytes <= 2 << 20);
     drop(mappings);
     check_empty(&allocator);
-}
-
-impl System for Arc<Refusing> {
-    fn map(&self, bytes: usize) -> io::Result<Arena> {
-        self.as_ref().map(bytes)
-    }
-
-    fn lock(&self, start: NonNull<u8>, bytes: usize) -> io::Result<()> {
-        self.as_ref().lock(start, bytes)
-    }
 }
 
 #[test]
