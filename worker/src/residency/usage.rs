@@ -1,7 +1,5 @@
 //! How often experts were used, over the runs of a worker: what decides which ones are pinned.
 
-use std::cmp::Reverse;
-
 /// Works after which what was counted before weighs half.
 const HALF_LIFE: u64 = 100_000;
 
@@ -51,28 +49,14 @@ impl Usage {
     }
 }
 
-/// Experts in the order in which they are placed: the most used first, then by layer and expert. A total order, so that
-/// every run places alike.
-pub fn hottest_first(
-    experts: impl IntoIterator<Item = (u32, u32)>,
-    usage: &Usage,
-) -> Vec<(u32, u32)> {
-    let mut experts: Vec<_> = experts.into_iter().collect();
-    experts.sort_by_key(|&(layer, expert)| (Reverse(usage.of(layer, expert)), layer, expert));
-    experts
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn order_is_total_and_old_counts_fade() {
+    fn old_counts_fade() {
         let mut usage = Usage::default();
         usage.add(1, 0, &[5, 9, 5]);
-        usage.add(0, 0, &[5]);
-        let all = [(1, 2), (0, 0), (1, 0), (1, 1), (2, 0)];
-        assert_eq!(hottest_first(all, &usage), [(1, 1), (0, 0), (1, 0), (1, 2), (2, 0)]);
         usage.add(1, HALF_LIFE, &[0, 0, 7]);
         assert_eq!(usage.layers()[1], [2, 4, 9]);
         assert_eq!(usage.of(7, 7), 0);
