@@ -9,14 +9,13 @@ use crate::{
     check::{Checked, refusal},
     expert_core::ExpertCore,
     payload::Buffer,
-    store::Lease,
+    store::{ReadyExpert, Round, StoreError},
 };
 
 /// Reusable index buffers of one session.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     pub(crate) rows: ActivationRows,
-    pub(crate) leases: Vec<Lease>,
     /// Pairs of each row, row after row.
     pairs_of_rows: Vec<Pair>,
     /// Where the pairs of each row begin; one more than rows.
@@ -43,22 +42,26 @@ pub(crate) fn estimate_us(core: &ExpertCore, work: &ExpertWork) -> u64 {
     work.item_rows.iter().map(item).fold(0, u64::saturating_add)
 }
 
-/// Applies the experts of checked work on the current pool.
+/// Applies the experts of checked work in the order in which they become ready, arithmetic on the current pool or the
+/// worker's own. Each output has a place of its own and the sums are exact, so the order does not show.
 pub(crate) fn compute(
     core: &ExpertCore,
     checked: Checked,
     work: &ExpertWork,
     space: &mut Workspace,
+    round: &mut dyn Round,
 ) -> Result<Payload, WorkerError> {
     let hidden = core.hidden();
     let mut outputs = core.outputs.take(checked.pairs * hidden);
-    apply(core, checked, work, space, outputs.as_mut_slice())?;
-    if checked.pairs * size_of::<f32>() < checked.rows * size_of::<i64>() {
-        check_range(checked, work, outputs.as_slice(), hidden)?;
-        return Ok(Payload::Outputs(outputs.into_bytes()));
-    }
-    let sums = combine(core, checked, work, space, outputs.as_slice())?;
-    Ok(Payload::Accumulators(sums.into_bytes()))
+    apply(core, checked, work, space, round, outputs.as_mut_slice())?;
+    core.run(|| {
+        if checked.pairs * size_of::<f32>() < checked.rows * size_of::<i64>() {
+            check_range(checked, work, outputs.as_slice(), hidden)?;
+            return Ok(Payload::Outputs(outputs.into_bytes()));
+        }
+        let sums = combine(core, checked, work, space, outputs.as_slice())?;
+        Ok(Payload::Accumulators(sums.into_bytes()))
+    })
 }
 
 /// One output row of each (item, row) pair, in the order of the work.
@@ -67,33 +70,54 @@ fn apply(
     checked: Checked,
     work: &ExpertWork,
     space: &Workspace,
+    round: &mut dyn Round,
     outputs: &mut [f32],
 ) -> Result<(), WorkerError> {
     let hidden = core.hidden();
-    let mut items = Vec::with_capacity(work.experts.len());
     let (mut indices, mut rest) = (&work.row_indices[..], outputs);
-    for ((&expert, &rows), lease) in work.experts.iter().zip(&work.item_rows).zip(&space.leases) {
-        let view =
-            Expert::from_slab(&checked.shape.layout, lease).map_err(|error| WorkerError {
-                expert: Some(expert),
-                ..refusal(ErrorCode::Internal, work.fence, error.to_string())
-            })?;
+    let cut = |&rows: &u32| {
         let (of_item, other) = indices.split_at(rows as usize);
-        let (out, after) = rest.split_at_mut(rows as usize * hidden);
+        let (out, after) = std::mem::take(&mut rest).split_at_mut(rows as usize * hidden);
         (indices, rest) = (other, after);
-        items.push((view, of_item, out));
-    }
-    let run = |(view, indices, out): (Expert<'_>, &[u32], &mut [f32])| {
+        Some((of_item, out))
+    };
+    let mut places: Vec<Option<(&[u32], &mut [f32])>> = work.item_rows.iter().map(cut).collect();
+    let run = |(ready, indices, out): (ReadyExpert, &[u32], &mut [f32])| {
+        let view = Expert::from_slab(&checked.shape.layout, &ready.lease).map_err(|error| {
+            let expert = Some(work.experts[ready.item]);
+            let detail = error.to_string();
+            WorkerError { expert, ..refusal(ErrorCode::Internal, work.fence, detail) }
+        })?;
         core.with_scratch(|scratch| {
             core.kernels().expert(&view, &space.rows, indices, out, scratch)
         });
+        Ok(())
     };
-    if rayon::current_num_threads() == 1 || items.len() == 1 {
-        items.into_iter().for_each(run);
-    } else {
-        items.into_par_iter().with_max_len(1).for_each(run);
+    let mut ready = Vec::with_capacity(places.len());
+    loop {
+        round.next(&mut ready).map_err(|error| not_loaded(core, work, &error))?;
+        if ready.is_empty() {
+            return Ok(());
+        }
+        let mut items = Vec::with_capacity(ready.len());
+        for expert in ready.drain(..) {
+            let (indices, out) = places[expert.item].take().expect("each expert is ready once");
+            items.push((expert, indices, out));
+        }
+        core.run(|| {
+            if rayon::current_num_threads() == 1 || items.len() == 1 {
+                items.into_iter().try_for_each(run)
+            } else {
+                items.into_par_iter().with_max_len(1).try_for_each(run)
+            }
+        })?;
     }
-    Ok(())
+}
+
+/// The work is refused; the stream goes on.
+pub(crate) fn not_loaded(core: &ExpertCore, work: &ExpertWork, error: &StoreError) -> WorkerError {
+    let detail = format!("worker {}: {error}", core.id());
+    WorkerError { expert: error.expert(), ..refusal(ErrorCode::Load, work.fence, detail) }
 }
 
 /// The exact sum of each row's weighted outputs.

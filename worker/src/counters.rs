@@ -57,6 +57,8 @@ counters! {
     work_not_owned,
     /// Work whose result left the exact range.
     work_overflowed,
+    /// Work refused because an expert could not be read.
+    work_not_loaded,
     /// Messages out of order.
     messages_out_of_order,
     /// Hints handed to the store.

@@ -14,14 +14,14 @@ use crate::{
     budget::{Budget, RamBudget},
     counters::Counters,
     error::Error,
+    io::open_reader,
+    memory::{MemoryOptions, SlotAllocator},
     payload::Buffers,
     session::ExpertSession,
-    store::{ExpertStore, RamStore},
+    store::{ExpertStore, OpenReader, TieredStore},
+    tier_counters::{TierCounters, TierSnapshot},
     tier_options::TierOptions,
 };
-
-/// Threads that read slabs at the same time; more do not help one drive.
-const LOAD_THREADS_MAX: usize = 8;
 
 /// Settings of a worker.
 #[derive(Debug, Clone)]
@@ -119,8 +119,23 @@ impl ExpertCore {
             Some(pool) => Arc::clone(pool),
             None => Arc::new(start_pool(config.threads)?),
         };
-        let load_threads = pool.current_num_threads().min(LOAD_THREADS_MAX);
-        let store = Box::new(RamStore::new(Arc::clone(&container), budget, load_threads));
+        let tiers = Arc::new(TierCounters::default());
+        let open = {
+            let (container, options) = (Arc::clone(&container), config.tiers.clone());
+            let counters = Arc::clone(&tiers);
+            OpenReader(Box::new(move || open_reader(&container, &options, &counters)))
+        };
+        let options = config.tiers.clone();
+        let store = TieredStore::new(
+            Arc::clone(&container),
+            options,
+            budget,
+            None,
+            tiers,
+            SlotAllocator::new(MemoryOptions::default()),
+            open,
+        )?;
+        let store = Box::new(store);
         Ok(Arc::new(Self {
             hidden: model.hidden_size,
             format: container.manifest().numeric_class.expert_activations(),
@@ -186,6 +201,11 @@ impl ExpertCore {
     /// Whether hints are worth sending.
     pub fn wants_hints(&self) -> bool {
         self.store.wants_hints()
+    }
+
+    /// What the tiers have counted, and how full they are.
+    pub fn tier_snapshot(&self) -> TierSnapshot {
+        self.store.snapshot()
     }
 
     /// The compute threads.

@@ -17,6 +17,7 @@ pub mod io;
 pub mod memory;
 mod payload;
 pub mod placement;
+mod prefetch;
 pub mod residency;
 pub mod serve;
 pub mod session;

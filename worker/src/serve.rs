@@ -4,6 +4,7 @@
 //! checked, computed and answered where they arrived. It also keeps peers apart: a silent, slow or hostile one holds its
 //! own thread and nothing else.
 
+mod apart;
 mod connection;
 mod stream;
 mod watched;

@@ -18,11 +18,11 @@ use shimmer_proto::{
 };
 
 use crate::{
-    check::{self, Expected, HintDrop, refusal},
+    check::{self, Checked, Expected, HintDrop, refusal},
     compute::{self, Workspace},
     counters::Counters,
     expert_core::ExpertCore,
-    store::{Claim, LoadProgress, StoreError, WantedLayer},
+    store::{Claim, LoadProgress, Round, WantedLayer},
 };
 
 /// One coordinator's view of a worker.
@@ -88,14 +88,8 @@ impl ExpertSession {
         self.assignment = None;
         let wanted = self.wanted(&assign.layers)?;
         let claim = self.core.store().claim(&wanted, progress).map_err(|error| {
-            let expert = match error {
-                StoreError::Read { expert, .. } | StoreError::NoSuchExpert { expert, .. } => {
-                    Some(expert)
-                }
-                _ => None,
-            };
             let detail = format!("worker {}: {error}", self.core.id());
-            WorkerError { expert, ..refusal(ErrorCode::Load, None, detail) }
+            WorkerError { expert: error.expert(), ..refusal(ErrorCode::Load, None, detail) }
         })?;
         let mut owned = vec![Vec::new(); self.core.layer_count()];
         let (mut experts, mut bytes) = (0, 0);
@@ -157,10 +151,11 @@ impl ExpertSession {
         }
         let core = Arc::clone(&self.core);
         let shape = core.layer(layer).expect("an assigned layer has experts");
-        let lease = core
-            .store()
-            .lease(layer, expert)
-            .map_err(|error| refused(ErrorCode::Internal, error.to_string()))?;
+        let wanted = [expert];
+        let mut round = core.store().round(layer, &wanted);
+        let mut ready = Vec::with_capacity(1);
+        round.next(&mut ready).map_err(|error| refused(ErrorCode::Load, error.to_string()))?;
+        let lease = ready.pop().expect("a round gives what it was asked for").lease;
         let view = Expert::from_slab(&shape.layout, &lease)
             .map_err(|error| refused(ErrorCode::Internal, error.to_string()))?;
         let mut output = vec![0.0; core.hidden()];
@@ -206,7 +201,18 @@ impl ExpertSession {
         compute::estimate_us(&self.core, work)
     }
 
+    /// Whether every expert of the work is in memory now, or the work is malformed.
+    pub fn is_ready(&self, work: &ExpertWork) -> bool {
+        work.fence
+            .as_ref()
+            .is_none_or(|fence| self.core.store().is_ready(fence.layer, &work.experts))
+    }
+
     /// Checks and computes work on the calling thread's rayon pool; on the worker's own pool if the caller has none.
+    /// Waits on the calling thread for experts that are not in memory.
+    ///
+    /// A thread of a pool must not call this while other works of the same worker may run in that pool: waiting inside
+    /// another work's fork-join, it could wait for a slot that this other work holds. [`Self::try_work`] never waits.
     pub fn work(&mut self, work: &ExpertWork) -> Result<ExpertResult, WorkerError> {
         self.work_received(work, Instant::now())
     }
@@ -217,10 +223,45 @@ impl ExpertSession {
         work: &ExpertWork,
         received: Instant,
     ) -> Result<ExpertResult, WorkerError> {
+        if self.is_ready(work)
+            && let Some(result) = self.try_work(work, received)
+        {
+            return result;
+        }
+        let begun = Instant::now();
+        let result = self.prepare(work).and_then(|checked| {
+            let core = Arc::clone(&self.core);
+            let round = core.store().round(checked.fence.layer, &work.experts);
+            self.answer(work, checked, round, [received, begun])
+        });
+        self.count(work, &result);
+        result
+    }
+
+    /// As [`Self::work_received`], if nothing has to be waited for. None if an expert is not in memory; then nothing has
+    /// happened.
+    pub fn try_work(
+        &mut self,
+        work: &ExpertWork,
+        received: Instant,
+    ) -> Option<Result<ExpertResult, WorkerError>> {
         let core = Arc::clone(&self.core);
-        let result = core.run(|| self.work_here(work, received));
-        let counters = core.counters();
-        match &result {
+        let result = core.run(|| {
+            let begun = Instant::now();
+            let checked = match self.prepare(work) {
+                Ok(checked) => checked,
+                Err(error) => return Some(Err(error)),
+            };
+            let round = core.store().ready_round(checked.fence.layer, &work.experts)?;
+            Some(self.answer(work, checked, round, [received, begun]))
+        })?;
+        self.count(work, &result);
+        Some(result)
+    }
+
+    fn count(&self, work: &ExpertWork, result: &Result<ExpertResult, WorkerError>) {
+        let counters = self.core.counters();
+        match result {
             Ok(result) => {
                 Counters::bump(&counters.work_done);
                 Counters::add(&counters.rows_done, work.row_indices.len() as u64);
@@ -232,18 +273,14 @@ impl ExpertSession {
                 ErrorCode::NotOwned => Counters::bump(&counters.work_not_owned),
                 ErrorCode::Overflow => Counters::bump(&counters.work_overflowed),
                 ErrorCode::Protocol => Counters::bump(&counters.messages_out_of_order),
+                ErrorCode::Load => Counters::bump(&counters.work_not_loaded),
                 _ => Counters::bump(&counters.work_malformed),
             },
         }
-        result
     }
 
-    fn work_here(
-        &mut self,
-        work: &ExpertWork,
-        received: Instant,
-    ) -> Result<ExpertResult, WorkerError> {
-        let begun = Instant::now();
+    /// Everything that is checked before any expert is touched.
+    fn prepare(&mut self, work: &ExpertWork) -> Result<Checked, WorkerError> {
         checksum::verify_work(work)
             .map_err(|error| refusal(ErrorCode::Checksum, work.fence, error.to_string()))?;
         let assignment = self.assignment.as_ref().ok_or_else(|| {
@@ -256,25 +293,26 @@ impl ExpertSession {
             .rows
             .read_wire(core.format(), checked.rows, core.hidden(), &work.rows)
             .map_err(|error| malformed(error.to_string()))?;
-        space.leases.clear();
-        for &expert in &work.experts {
-            let lease =
-                core.store().lease(checked.fence.layer, expert).map_err(|error| WorkerError {
-                    expert: Some(expert),
-                    ..refusal(ErrorCode::Internal, work.fence, error.to_string())
-                })?;
-            space.leases.push(lease);
-        }
-        let payload = compute::compute(core, checked, work, space);
-        let experts = space.leases.len();
-        space.leases.clear();
+        Ok(checked)
+    }
+
+    fn answer(
+        &mut self,
+        work: &ExpertWork,
+        checked: Checked,
+        mut round: Box<dyn Round + '_>,
+        [received, begun]: [Instant; 2],
+    ) -> Result<ExpertResult, WorkerError> {
+        let hits = work.experts.len() - round.missed();
+        let payload = compute::compute(&self.core, checked, work, &mut self.space, &mut *round);
+        drop(round);
         let mut result = ExpertResult {
             fence: work.fence,
             row_count: work.row_count,
             payload: Some(payload?),
             compute_us: micros(begun.elapsed()),
             queue_us: micros(begun.saturating_duration_since(received)),
-            ram_hits: u32::try_from(experts).unwrap_or(u32::MAX),
+            ram_hits: u32::try_from(hits).unwrap_or(u32::MAX),
             ..ExpertResult::default()
         };
         checksum::seal_result(&mut result);

@@ -1,12 +1,25 @@
-//! Where experts live. The compute side asks for a lease and reads the slab; it does not know what is behind it.
+//! Where experts live. Compute opens a round for the experts of a work message and takes them in the order in which they can
+//! be had; it does not know what is behind that.
+//!
+//! [`TieredStore`] is memory with a drive behind it. Start reading at [`Round`] for what compute sees, at [`tiered`] for
+//! what happens when an expert is not there, and at [`residency`](crate::residency) for which one goes then.
 
-mod ram;
+mod ahead;
+mod claim;
+mod error;
+mod layer;
+mod lease;
+mod round;
+pub mod tiered;
+mod upkeep;
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::fmt;
 
-pub use ram::RamStore;
+pub use error::StoreError;
+pub use lease::Lease;
+pub use tiered::{OpenReader, TieredStore};
 
-use crate::budget::BudgetTerm;
+use crate::tier_counters::TierSnapshot;
 
 /// Experts of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +32,7 @@ pub struct WantedLayer {
 
 /// Where a load has got to. Called from several threads.
 pub trait LoadProgress: Sync {
-    /// One more expert is resident.
+    /// One more expert is in memory.
     fn loaded(&self, bytes: u64);
 
     /// Whether nobody waits for the load any more.
@@ -36,133 +49,77 @@ impl LoadProgress for NoProgress {
     fn loaded(&self, _bytes: u64) {}
 }
 
-/// Why experts are not there.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StoreError {
-    /// They do not fit.
-    #[error(
-        "{experts} more experts take {needed} bytes beside {resident} resident bytes in use, but {term} allows {budget}"
-    )]
-    Budget {
-        /// Experts that are missing.
-        experts: u64,
-        /// Bytes they take.
-        needed: u64,
-        /// Bytes that other assignments hold.
-        resident: u64,
-        /// Bytes allowed.
-        budget: u64,
-        /// Which limit says so.
-        term: BudgetTerm,
-    },
-    /// The system gave no memory.
-    #[error("mapping {bytes} bytes for experts of layer {layer}")]
-    Map {
-        /// Layer.
-        layer: u32,
-        /// Bytes asked for.
-        bytes: usize,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A slab could not be read or is damaged.
-    #[error("loading expert {expert} of layer {layer}: {source}")]
-    Read {
-        /// Layer.
-        layer: u32,
-        /// Expert.
-        expert: u32,
-        /// What was wrong.
-        source: Box<shimmer_model::Error>,
-    },
-    /// The container has no such expert.
-    #[error("the container has no expert {expert} in layer {layer}")]
-    NoSuchExpert {
-        /// Layer.
-        layer: u32,
-        /// Expert.
-        expert: u32,
-    },
-    /// The expert was never loaded.
-    #[error("expert {expert} of layer {layer} is not resident")]
-    NotResident {
-        /// Layer.
-        layer: u32,
-        /// Expert.
-        expert: u32,
-    },
-    /// Nobody waits for the load any more.
-    #[error("the load was cancelled")]
-    Cancelled,
-}
-
-/// A set of experts that stays available until the claim is dropped.
+/// A set of experts that can be computed until the claim is dropped.
 pub trait Claim: Send + Sync + fmt::Debug {}
 
 /// The tier seam.
+///
+/// A tier on a device is a store of its own in front of another one. It claims for its device what fits there, and of the
+/// store behind it the rest, so that what lies on the device takes no memory on the host. Its rounds open a round of the
+/// store behind them for what the device lacks, first yield what the device has, as another variant of what
+/// [`ReadyExpert`] carries, and then pass on what the inner round yields. The other calls it answers by adding its own
+/// figures to those of the store behind it.
 pub trait ExpertStore: Send + Sync + fmt::Debug {
-    /// Makes experts available and keeps them so while the claim lives. On an error nothing has changed.
+    /// Makes experts available and keeps them so while the claim lives. Reads what is to stay in memory; the rest is read
+    /// when it is wanted. After an error there is no claim; what was read stays until its room is needed.
     fn claim(
         &self,
         wanted: &[WantedLayer],
         progress: &dyn LoadProgress,
     ) -> Result<Box<dyn Claim>, StoreError>;
 
-    /// The slab of a claimed expert, readable as long as the lease lives.
-    fn lease(&self, layer: u32, expert: u32) -> Result<Lease, StoreError>;
+    /// Begins work on claimed experts of a layer, each named once. Reads of what is not there begin at once, as far as
+    /// there is room.
+    ///
+    /// # Panics
+    /// The layer has no experts.
+    fn round<'a>(&'a self, layer: u32, experts: &'a [u32]) -> Box<dyn Round + 'a>;
 
-    /// Bytes of slabs that are held now.
-    fn resident_bytes(&self) -> u64;
+    /// As [`Self::round`] if all experts are in memory, so that the round never waits; else nothing has happened.
+    fn ready_round<'a>(&'a self, layer: u32, experts: &'a [u32]) -> Option<Box<dyn Round + 'a>>;
+
+    /// Whether all these experts are in memory now; those that the layer does not have count as if.
+    fn is_ready(&self, layer: u32, experts: &[u32]) -> bool;
 
     /// Whether somebody reads ahead, so that hints are worth sending.
-    fn wants_hints(&self) -> bool {
-        false
-    }
+    fn wants_hints(&self) -> bool;
 
     /// Takes note of claimed experts that a later layer will probably need, most likely first. Returns at once and changes
     /// nothing that can be seen but speed.
-    fn hint(&self, _layer: u32, _experts: &[u32]) {}
+    fn hint(&self, layer: u32, experts: &[u32]);
+
+    /// Gives memory of the cache back to the system, up to this many bytes. The bytes given back or about to be.
+    fn shrink(&self, bytes: u64) -> u64;
+
+    /// Bytes of experts that are in memory now.
+    fn resident_bytes(&self) -> u64;
+
+    /// Counters and gauges of the tiers.
+    fn snapshot(&self) -> TierSnapshot;
 }
 
-/// Read access to one expert's slab.
-#[derive(Clone)]
-pub struct Lease {
-    owner: Arc<dyn SlabMemory>,
-    offset: usize,
-    len: usize,
+/// The experts of one work message, as they become ready.
+///
+/// Dropping a round ends the work: reads under way end beside it and leave their experts in the cache.
+pub trait Round: fmt::Debug {
+    /// Adds experts that can be computed now, those in memory first, the others as their reads end; waits until there is
+    /// at least one. Adds none when all have been given out.
+    ///
+    /// Leases that were given out before must be gone, or other works of the layer could wait for each other's slots.
+    ///
+    /// # Errors
+    /// An expert could not be read. The round is over.
+    fn next(&mut self, ready: &mut Vec<ReadyExpert>) -> Result<(), StoreError>;
+
+    /// Experts that were not in memory when the round opened.
+    fn missed(&self) -> usize;
 }
 
-/// Memory that slabs lie in.
-pub trait SlabMemory: Send + Sync {
-    /// All of it.
-    fn bytes(&self) -> &[u8];
-}
-
-impl Lease {
-    /// A slab at a place of shared memory.
-    pub fn new(owner: Arc<dyn SlabMemory>, offset: usize, len: usize) -> Self {
-        assert!(
-            offset.checked_add(len).is_some_and(|end| end <= owner.bytes().len()),
-            "slab inside its memory"
-        );
-        Self { owner, offset, len }
-    }
-}
-
-impl Deref for Lease {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.owner.bytes()[self.offset..self.offset + self.len]
-    }
-}
-
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease")
-            .field("offset", &self.offset)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
+/// An expert that can be computed now.
+#[derive(Debug)]
+pub struct ReadyExpert {
+    /// Its place among the experts of the round.
+    pub item: usize,
+    /// Its slab.
+    pub lease: Lease,
 }

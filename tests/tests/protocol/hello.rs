@@ -141,8 +141,8 @@ fn a_budget_that_is_too_small_is_named() {
     };
     let server = WorkerServer::with(core, 0, ServeConfig::default());
     let remote = connect(quick(&[server.address()]));
-    wait_told(&remote, 0, "refused", "--ram");
+    wait_told(&remote, 0, "refused", "--ram leaves 4.00 KiB");
     let error = RawClient::greeted(&server).assign(bench::assign_all(1, 1)).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Load);
-    assert!(error.detail.contains("--ram"), "{}", error.detail);
+    assert!(error.detail.contains("--ram leaves 4.00 KiB"), "{}", error.detail);
 }

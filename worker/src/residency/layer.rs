@@ -194,6 +194,15 @@ impl<M> LayerResidency<M> {
         self.resident(expert).is_some()
     }
 
+    /// Who asked for the load that brings the expert now.
+    pub fn loading(&self, expert: u32) -> Option<Origin> {
+        let slot = self.by_expert[expert as usize]?;
+        match &self.slots[slot as usize].state {
+            State::Reserved { origin, .. } => Some(*origin),
+            _ => None,
+        }
+    }
+
     /// Work on the layer begins: its experts are used once, and the layer is closed to prefetch until as many works have
     /// ended as have begun.
     pub fn begin_work(&mut self, experts: &[u32]) {
@@ -314,7 +323,7 @@ impl<M> LayerResidency<M> {
         resident.leases -= 1;
     }
 
-    /// Exchanges up to `swaps` pinned experts against resident ones that are clearly hotter. Moves no memory.
+    /// Exchanges up to `swaps` pinned experts against resident, claimed ones that are clearly hotter. Moves no memory.
     pub fn re_pin(&mut self, swaps: usize) -> Vec<RePin> {
         let mut done = Vec::new();
         while done.len() < swaps {
@@ -324,7 +333,10 @@ impl<M> LayerResidency<M> {
                 })
             };
             let cold = residents().filter(|(_, pinned)| *pinned).map(|(key, _)| key).min();
-            let hot = residents().filter(|(_, pinned)| !*pinned).map(|(key, _)| key).max();
+            let hot = residents()
+                .filter(|((_, expert), pinned)| !*pinned && self.is_claimed(*expert))
+                .map(|(key, _)| key)
+                .max();
             let (Some((cold, released)), Some((hot, pinned))) = (cold, hot) else { break };
             if !policy::clearly_hotter(hot, cold) {
                 break;

@@ -1,6 +1,6 @@
 //! Which expert goes when room is needed.
 
-use std::{fmt, str::FromStr};
+pub use crate::tier_options::Policy;
 
 /// Works of a layer after which all heats are halved: a few minutes of decoding. Old favourites must not outlive their use.
 pub(super) const DECAY_WORKS: u64 = 4096;
@@ -10,37 +10,6 @@ const LEAD: u64 = 4 << 8;
 
 /// Uses below which nothing is protected from prefetch.
 const WARM: u32 = 2;
-
-/// Order of eviction on demand.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Policy {
-    /// The least recently used first.
-    #[default]
-    Lru,
-    /// The least frequently used first, recency breaking ties: better in very small caches.
-    Lfru,
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Lru => "lru",
-            Self::Lfru => "lfru",
-        })
-    }
-}
-
-impl FromStr for Policy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "lru" => Ok(Self::Lru),
-            "lfru" => Ok(Self::Lfru),
-            other => Err(format!("{other:?} is not an eviction policy: lru or lfru")),
-        }
-    }
-}
 
 /// Settings of a layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

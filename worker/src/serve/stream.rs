@@ -18,8 +18,8 @@ use std::{
 
 use shimmer_proto::{
     expert::v1::{
-        Assign, AssignProgress, CoordinatorHello, ErrorCode, ExpertWork, Ready, SelfTest,
-        SessionRequest, SessionResponse, WorkerError, session_request::Body as Asked,
+        Assign, AssignProgress, CoordinatorHello, ErrorCode, ExpertResult, ExpertWork, Ready,
+        SelfTest, SessionRequest, SessionResponse, WorkerError, session_request::Body as Asked,
         session_response::Body as Answer,
     },
     identity::shown,
@@ -29,6 +29,7 @@ use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status, Streaming};
 
+use super::apart::Apart;
 use crate::{
     check::refusal, counters::Counters, expert_core::ExpertCore, session::ExpertSession,
     store::LoadProgress,
@@ -62,7 +63,7 @@ impl SessionStream {
     pub(super) fn new(shell: Shell, requests: Streaming<SessionRequest>) -> Self {
         let session = Some(Box::new(shell.core.session()));
         let conversation =
-            Conversation { shell, requests, session, solo: None, phase: Phase::Hello };
+            Conversation { shell, requests, session, solo: None, apart: None, phase: Phase::Hello };
         Self { step: Some(Box::pin(Box::new(conversation).step())) }
     }
 }
@@ -130,6 +131,8 @@ struct Conversation {
     session: Option<Box<ExpertSession>>,
     /// Makes the thread of the connection a pool of one, so that the kernels compute small work where it is.
     solo: Option<rayon::ThreadPool>,
+    /// Started when something has to be waited for.
+    apart: Option<Apart>,
     phase: Phase,
 }
 
@@ -208,7 +211,7 @@ impl Conversation {
                     self.assign(assign)
                 }
                 Ok(Some(SessionRequest { body: Some(Asked::SelfTest(test)) })) => {
-                    self.self_test(&test)
+                    self.self_test(test).await
                 }
                 Ok(Some(SessionRequest { body: Some(Asked::Hello(CoordinatorHello { .. })) })) => {
                     self.out_of_order("a second hello")
@@ -222,27 +225,70 @@ impl Conversation {
 
     async fn work(&mut self, work: ExpertWork) -> Option<Result<SessionResponse, Status>> {
         let received = Instant::now();
-        let result = if self.session_mut().estimate_us(&work) <= INLINE_US {
+        if !self.session_mut().is_ready(&work) {
+            return self.work_apart(work, received).await;
+        }
+        if self.session_mut().estimate_us(&work) <= INLINE_US {
             self.become_a_pool();
-            self.session_mut().work_received(&work, received)
-        } else {
-            let mut session = self.session.take().expect("no load is running");
-            let (done, result) = oneshot::channel();
-            self.shell.core.pool().spawn(move || {
-                let result = session.work_received(&work, received);
-                // The stream may be gone; then nobody wants the result.
-                drop(done.send((session, result)));
-            });
-            let Ok((session, result)) = result.await else {
-                return self.close(refusal(
-                    ErrorCode::Internal,
-                    None,
-                    "the computation was aborted",
-                ));
+            return match self.session_mut().try_work(&work, received) {
+                Some(result) => self.worked(result),
+                None => self.work_apart(work, received).await,
             };
-            self.session = Some(session);
-            result
-        };
+        }
+        let mut session = self.session.take().expect("no load is running");
+        let (done, result) = oneshot::channel();
+        self.shell.core.pool().spawn(move || {
+            let result = session.try_work(&work, received);
+            // The stream may be gone; then nobody wants the result.
+            drop(done.send((session, work, result)));
+        });
+        let Ok((session, work, result)) = result.await else { return self.aborted() };
+        self.session = Some(session);
+        match result {
+            Some(result) => self.worked(result),
+            None => self.work_apart(work, received).await,
+        }
+    }
+
+    /// Work that waits for a drive: neither the connection's thread nor one of the pool may do that.
+    async fn work_apart(
+        &mut self,
+        work: ExpertWork,
+        received: Instant,
+    ) -> Option<Result<SessionResponse, Status>> {
+        match self.apart(move |session| session.work_received(&work, received)).await {
+            Some(result) => self.worked(result),
+            None => self.aborted(),
+        }
+    }
+
+    /// Runs on the thread beside this one. None if that is not to be had, or the session died with it.
+    async fn apart<R: Send + 'static>(
+        &mut self,
+        run: impl FnOnce(&mut ExpertSession) -> R + Send + 'static,
+    ) -> Option<R> {
+        if self.apart.is_none() {
+            let started = Apart::start();
+            let logged = started.inspect_err(|error| {
+                tracing::warn!(%error, "starting a thread for work that waits for a drive");
+            });
+            self.apart = logged.ok();
+        }
+        let apart = self.apart.as_ref()?;
+        let mut session = self.session.take().expect("no load is running");
+        let ran = apart.run(move || {
+            let result = run(&mut session);
+            (session, result)
+        });
+        let (session, result) = ran.await.ok()?;
+        self.session = Some(session);
+        Some(result)
+    }
+
+    fn worked(
+        &self,
+        result: Result<ExpertResult, WorkerError>,
+    ) -> Option<Result<SessionResponse, Status>> {
         match result {
             Ok(result) => answer(Answer::Result(result)),
             Err(error) => {
@@ -250,6 +296,10 @@ impl Conversation {
                 answer(Answer::Error(error))
             }
         }
+    }
+
+    fn aborted(&mut self) -> Option<Result<SessionResponse, Status>> {
+        self.close(refusal(ErrorCode::Internal, None, "the computation was aborted"))
     }
 
     fn assign(&mut self, assign: Assign) -> Option<Result<SessionResponse, Status>> {
@@ -330,11 +380,19 @@ impl Conversation {
         }
     }
 
-    fn self_test(&mut self, test: &SelfTest) -> Option<Result<SessionResponse, Status>> {
-        self.become_a_pool();
-        match self.session_mut().self_test(test.layer, test.expert) {
-            Ok(result) => answer(Answer::SelfTest(result)),
-            Err(error) => answer(Answer::Error(error)),
+    /// The expert may have to be read first.
+    async fn self_test(&mut self, test: SelfTest) -> Option<Result<SessionResponse, Status>> {
+        let SelfTest { layer, expert } = test;
+        let result = if self.shell.core.store().is_ready(layer, &[expert]) {
+            self.become_a_pool();
+            Some(self.session_mut().self_test(layer, expert))
+        } else {
+            self.apart(move |session| session.self_test(layer, expert)).await
+        };
+        match result {
+            Some(Ok(result)) => answer(Answer::SelfTest(result)),
+            Some(Err(error)) => answer(Answer::Error(error)),
+            None => self.aborted(),
         }
     }
 

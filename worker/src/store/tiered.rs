@@ -1,0 +1,271 @@
+//! Memory in slots, with the container's files behind it.
+//!
+//! Each layer has slots for one slab each: some hold experts that are never evicted, the others are a cache. If everything
+//! that is claimed fits, all of it is pinned; then nothing is read after the claim, and no thread but those that compute
+//! exists. Otherwise missing experts are read when work wants them, or before by prefetchers.
+//!
+//! While work runs on a layer, prefetchers change nothing there. Reads that they began before are not waited for, unless
+//! the work wants that very expert or its slot: they write into memory that nobody else has.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use shimmer_model::Container;
+
+use super::{
+    Claim, ExpertStore, LoadProgress, Round, StoreError, WantedLayer,
+    layer::{Layer, LayerState},
+    round::TieredRound,
+};
+use crate::{
+    Error,
+    budget::RamBudget,
+    io::{ReadDone, ReadError, ReadJob, SlabReader},
+    memory::SlotAllocator,
+    prefetch::Pilots,
+    residency::{Rules, Usage},
+    tier_counters::{TierCounters, TierSnapshot},
+    tier_options::TierOptions,
+};
+
+/// Works of a layer between two looks at what is pinned there.
+const RE_PIN_WORKS: u64 = 64;
+/// Experts that change places at one look.
+const RE_PIN_SWAPS: usize = 4;
+
+/// Opens what slabs are read with. Called when experts have to be read and no reader is open.
+pub struct OpenReader(pub Box<dyn Fn() -> Result<Arc<dyn SlabReader>, Error> + Send + Sync>);
+
+impl fmt::Debug for OpenReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OpenReader")
+    }
+}
+
+/// Memory with a drive behind it.
+#[derive(Debug)]
+pub struct TieredStore {
+    shared: Arc<Shared>,
+    /// Threads that read ahead, while there is something to read.
+    pilots: Mutex<Option<Pilots>>,
+}
+
+/// What the store shares with its claims, rounds and threads.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(super) container: Arc<Container>,
+    pub(super) options: TierOptions,
+    pub(super) budget: RamBudget,
+    pub(crate) counters: Arc<TierCounters>,
+    pub(super) allocator: SlotAllocator,
+    /// How often experts were used in earlier runs; none if that was not recorded.
+    pub(super) usage: Option<Usage>,
+    /// By layer; none for layers without routed experts.
+    layers: Vec<Option<Arc<Layer>>>,
+    open: OpenReader,
+    /// Closed while everything is in memory.
+    reader: Mutex<Option<Arc<dyn SlabReader>>>,
+    /// Held while a claim changes slots and pins; nothing else changes them then.
+    pub(super) claiming: Mutex<()>,
+    /// Whether claimed experts exist that need not be in memory.
+    pub(super) tiered: AtomicBool,
+}
+
+impl TieredStore {
+    /// A store without experts.
+    ///
+    /// # Errors
+    /// The container's files cannot be opened as the settings say.
+    pub fn new(
+        container: Arc<Container>,
+        options: TierOptions,
+        budget: RamBudget,
+        usage: Option<Usage>,
+        counters: Arc<TierCounters>,
+        allocator: SlotAllocator,
+        open: OpenReader,
+    ) -> Result<Self, Error> {
+        let rules = Rules { policy: options.policy, guard: options.evict_guard };
+        let model = container.config();
+        let mut layers = vec![None; model.layers.len()];
+        for (layer, experts) in model.moe_layers() {
+            let stride = container.expert_layout(layer)?.slab_bytes();
+            layers[layer as usize] = Some(Layer::new(layer, experts, stride, rules));
+        }
+        let reader = Mutex::new(Some(open.0()?));
+        let shared = Shared {
+            container,
+            options,
+            budget,
+            counters,
+            allocator,
+            usage,
+            layers,
+            open,
+            reader,
+            claiming: Mutex::default(),
+            tiered: AtomicBool::new(false),
+        };
+        Ok(Self { shared: Arc::new(shared), pilots: Mutex::default() })
+    }
+
+    fn layer(&self, layer: u32) -> &Arc<Layer> {
+        self.shared.layer(layer).expect("work names layers that have experts")
+    }
+
+    fn pilots(&self) -> MutexGuard<'_, Option<Pilots>> {
+        self.pilots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts or ends what only a store needs that reads while it serves.
+    fn follow(&self, tiered: bool) -> Result<(), StoreError> {
+        let wanted = tiered && self.shared.options.pilot_workers > 0;
+        let mut pilots = self.pilots();
+        if wanted && pilots.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let follow = move |hint| shared.follow(hint);
+            *pilots = Some(Pilots::start(self.shared.options.pilot_workers, follow)?);
+        }
+        let idle = if wanted { None } else { pilots.take() };
+        drop(pilots);
+        drop(idle);
+        if !tiered {
+            self.shared.close_reader();
+        }
+        Ok(())
+    }
+}
+
+impl ExpertStore for TieredStore {
+    fn claim(
+        &self,
+        wanted: &[WantedLayer],
+        progress: &dyn LoadProgress,
+    ) -> Result<Box<dyn Claim>, StoreError> {
+        let _one_at_a_time = self.shared.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+        let claim = self.shared.claim(wanted, progress)?;
+        self.follow(self.shared.tiered.load(Relaxed))?;
+        Ok(Box::new(claim))
+    }
+
+    fn round<'a>(&'a self, layer: u32, experts: &'a [u32]) -> Box<dyn Round + 'a> {
+        Box::new(TieredRound::open(&self.shared, self.layer(layer), experts))
+    }
+
+    fn ready_round<'a>(&'a self, layer: u32, experts: &'a [u32]) -> Option<Box<dyn Round + 'a>> {
+        let round = TieredRound::open_ready(&self.shared, self.layer(layer), experts)?;
+        Some(Box::new(round))
+    }
+
+    fn is_ready(&self, layer: u32, experts: &[u32]) -> bool {
+        let Some(layer) = self.shared.layer(layer) else { return true };
+        let state = layer.lock();
+        experts.iter().all(|&expert| expert >= layer.experts || state.slots.is_resident(expert))
+    }
+
+    fn wants_hints(&self) -> bool {
+        self.pilots().is_some()
+    }
+
+    fn hint(&self, layer: u32, experts: &[u32]) {
+        let Some(layer) = self.shared.layer(layer) else { return };
+        if let Some(pilots) = &*self.pilots() {
+            let time = layer.lock().slots.time();
+            pilots.hint(&self.shared.counters, layer.layer, time, experts);
+        }
+    }
+
+    fn shrink(&self, bytes: u64) -> u64 {
+        self.shared.shrink(bytes)
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.shared.layers().map(|layer| layer.bytes(layer.lock().slots.counts().resident)).sum()
+    }
+
+    fn snapshot(&self) -> TierSnapshot {
+        let mut snapshot = self.shared.counters.snapshot();
+        snapshot.mappings = self.shared.allocator.snapshot().mappings;
+        for layer in self.shared.layers() {
+            let counts = layer.lock().slots.counts();
+            snapshot.experts_resident += counts.resident as u64;
+            snapshot.experts_pinned += counts.pinned as u64;
+            snapshot.slots += counts.cap as u64;
+            snapshot.slots_free += counts.free as u64;
+            snapshot.slot_bytes += layer.bytes(counts.cap);
+        }
+        snapshot
+    }
+}
+
+impl Drop for TieredStore {
+    fn drop(&mut self) {
+        let pilots = self.pilots().take();
+        drop(pilots);
+    }
+}
+
+impl Shared {
+    /// A layer that has experts.
+    pub(super) fn layer(&self, layer: u32) -> Option<&Arc<Layer>> {
+        self.layers.get(layer as usize)?.as_ref()
+    }
+
+    /// All layers that have experts.
+    pub(super) fn layers(&self) -> impl Iterator<Item = &Arc<Layer>> {
+        self.layers.iter().flatten()
+    }
+
+    /// The reader; opens one if there is none. A failure is logged here.
+    pub(super) fn reader(&self) -> Result<Arc<dyn SlabReader>, StoreError> {
+        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = &*reader {
+            return Ok(Arc::clone(open));
+        }
+        let opened = self.open.0().map_err(|error| {
+            tracing::error!(%error, "opening the container's expert files");
+            StoreError::Reader(Box::new(error))
+        })?;
+        Ok(Arc::clone(reader.insert(opened)))
+    }
+
+    /// Reads on the calling thread; without a reader the job has failed.
+    pub(super) fn read_here(&self, job: ReadJob) -> ReadDone {
+        match self.reader() {
+            Ok(reader) => reader.read_here(job),
+            Err(_logged) => closed(job),
+        }
+    }
+
+    /// Ends the reader's threads, once the last read has ended.
+    fn close_reader(&self) {
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(reader);
+    }
+
+    /// Looks after a layer when a work has ended: what is pinned there may have cooled.
+    pub(super) fn after_work(&self, state: &mut LayerState) {
+        if !self.tiered.load(Relaxed) || !state.slots.time().is_multiple_of(RE_PIN_WORKS) {
+            return;
+        }
+        // Not while a claim pins what its plan says.
+        if let Ok(_no_claim) = self.claiming.try_lock() {
+            let swaps = state.slots.re_pin(RE_PIN_SWAPS).len() as u64;
+            self.counters.repins.fetch_add(swaps, Relaxed);
+        }
+    }
+}
+
+/// The end of a job that nobody can read.
+pub(super) fn closed(job: ReadJob) -> ReadDone {
+    let (layer, expert) = (job.layer, job.expert);
+    ReadDone { job, outcome: Err(ReadError::Closed { layer, expert }) }
+}
+
+#[cfg(test)]
+mod tests;
