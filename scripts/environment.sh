@@ -60,6 +60,21 @@ ensure_components() {
   rustup component add rustfmt clippy
 }
 
+# fetch_promtool: prints the path of Prometheus's checker, from the Debian package unpacked inside the cache: installing
+# that package would start a server. Returns 1 where it is not to be had.
+fetch_promtool() {
+  command -v promtool && return
+  local directory
+  directory="$(cache_directory)/prometheus"
+  if [ ! -x "$directory/usr/bin/promtool" ]; then
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
+    rm -rf "$directory"
+    mkdir -p "$directory"
+    (cd "$directory" && apt-get -qq download prometheus && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb) >&2 || return 1
+  fi
+  printf '%s\n' "$directory/usr/bin/promtool"
+}
+
 # ensure_python: a Python that can make virtual environments.
 ensure_python() {
   if ! python3 -c 'import venv, ensurepip' 2>/dev/null; then

@@ -11,7 +11,7 @@ pub mod tokenize;
 pub mod verify;
 pub mod worker;
 
-use std::{path::Path, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use shimmer_model::Container;
 
@@ -27,6 +27,16 @@ pub(crate) fn open_container(directory: &Path) -> Result<Arc<Container>, Error> 
             "`shimmer convert CHECKPOINT --out DIR` makes one, `shimmer verify DIR` checks one",
         )
     })
+}
+
+/// The address of a flag is taken, or not of this host.
+pub(crate) fn cannot_listen(
+    address: SocketAddr,
+    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    flag: &str,
+) -> Error {
+    Error::failed(format!("cannot listen on {address}"), error)
+        .with_hint(format!("give another address with {flag}; port 0 takes a free one"))
 }
 
 /// Bytes for people: `1.9 MiB`.

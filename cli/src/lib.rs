@@ -11,6 +11,7 @@ pub mod config;
 pub mod error;
 pub mod local;
 pub mod logging;
+mod metrics;
 mod output;
 mod progress;
 mod shutdown;

@@ -7,6 +7,7 @@ mod active;
 mod config;
 mod events;
 mod handle;
+mod job;
 mod memory;
 mod stats;
 mod step_loop;
@@ -197,6 +198,7 @@ fn step_loop<'w>(
         next_id: 0,
         step: 1,
         buffers: StepBuffers::default(),
+        stats: EngineStats::default(),
         published,
     })
 }

@@ -4,6 +4,7 @@
 //! the same time. A reply enters a sum when it answers a part that is out now and has not been answered; every other
 //! reply is dropped and counted. A plain state machine: it owns no socket and reads no clock.
 
+use serde::Serialize;
 use shimmer_proto::expert::v1::Fence;
 
 /// What a reply is, against what is being waited for.
@@ -20,7 +21,7 @@ pub enum Verdict {
 }
 
 /// Replies that were dropped since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Dropped {
     /// See [`Verdict::Duplicate`].
     pub duplicate: u64,

@@ -1,11 +1,12 @@
 //! HOT PATH. Predicted experts: how they are ranked, and how often they come true. A sans-I/O core.
 
+use serde::Serialize;
 use shimmer_kernels::AttentionSpan;
 
 use crate::gating::{Choices, RowFaults};
 
 /// Two sets of experts side by side, summed over many comparisons.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Overlap {
     /// Experts that were predicted.
     pub predicted: u64,
@@ -22,6 +23,16 @@ impl Overlap {
         self.hits += hits;
     }
 
+    /// What was compared after an earlier moment of the same sums.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            predicted: self.predicted - earlier.predicted,
+            chosen: self.chosen - earlier.chosen,
+            hits: self.hits - earlier.hits,
+        }
+    }
+
     /// Share of the chosen experts that had been predicted; none before anything was compared.
     #[expect(clippy::cast_precision_loss, reason = "a share for people")]
     pub fn recall(&self) -> Option<f64> {
@@ -30,7 +41,7 @@ impl Overlap {
 }
 
 /// How often predictions came true since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Recall {
     /// Row by row: its predicted experts against those it chose.
     pub rows: Overlap,

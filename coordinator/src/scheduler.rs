@@ -170,6 +170,16 @@ impl Scheduler {
             .map_or(&[], |sequence| &sequence.pages)
     }
 
+    /// Sequences in the batch and in the queue.
+    pub fn load(&self) -> (usize, usize) {
+        (self.running.len(), self.waiting.len())
+    }
+
+    /// The pages of all sequences.
+    pub fn allocator(&self) -> &PageAllocator {
+        &self.pages
+    }
+
     /// Nothing waits and nothing runs.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()

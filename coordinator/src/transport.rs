@@ -6,6 +6,7 @@
 
 mod backoff;
 mod board;
+mod counters;
 mod latency;
 mod link;
 mod remote;
@@ -18,7 +19,8 @@ use shimmer_kernels::{ActivationRows, MATH_ID};
 use shimmer_model::Container;
 use shimmer_proto::{PROTOCOL_VERSION, address::PeerAddress, expert::v1::Identity};
 
-pub use remote::{RemoteCounters, RemoteWorkers};
+pub use counters::{RemoteCounters, RemoteObserver};
+pub use remote::RemoteWorkers;
 pub use status::{ClusterStatus, LinkState};
 
 /// Settings of the links to workers.

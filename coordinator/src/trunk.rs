@@ -19,6 +19,7 @@ use shimmer_model::{Container, ModelConfig, NumericClass};
 
 use crate::dispatch::{Exchange, ExpertTransport, WorkerStats};
 use crate::gating::RowFaults;
+use crate::histogram::Histogram;
 use crate::kv_cache::KvCache;
 use crate::prediction::Recall;
 use buffers::Buffers;
@@ -149,6 +150,11 @@ impl<'w> Trunk<'w> {
     /// Counts of every worker since the start.
     pub fn worker_stats(&self) -> &[WorkerStats] {
         self.exchange.stats()
+    }
+
+    /// How long each layer's round waited for workers.
+    pub fn layer_waits(&self) -> &Histogram {
+        self.exchange.waits()
     }
 
     /// How often predictions of the next layer's experts came true, and the hints sent.

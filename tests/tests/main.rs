@@ -10,6 +10,7 @@ mod api;
 mod clients;
 mod kernels_f64;
 mod kernels_spec;
+mod metrics;
 mod oracle_smol;
 mod oracle_tiny;
 mod protocol;

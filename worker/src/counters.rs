@@ -11,7 +11,7 @@ macro_rules! counters {
         }
 
         /// The counters at one moment.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         pub struct CountersSnapshot {
             $($(#[$doc])* pub $name: u64,)*
         }

@@ -15,6 +15,7 @@ pub mod guard;
 pub mod history;
 pub mod io;
 pub mod memory;
+pub mod metrics;
 mod payload;
 pub mod placement;
 mod prefetch;

@@ -3,18 +3,21 @@
 use shimmer_coordinator::{
     api::{ServerOptions, serve},
     engine::EngineConfig,
+    metrics::{CoordinatorCollector, Sources},
     transport::{ClusterModel, RemoteConfig, RemoteWorkers},
 };
 use shimmer_worker::bind;
 use tokio::net::TcpListener;
 
-use super::{BUILD, worker::cannot_listen};
+use super::{BUILD, cannot_listen};
 use crate::{
     block_on,
     config::ServeConfig,
     error::Error,
     local::{inference, kernels},
-    logging, output, shutdown,
+    logging,
+    metrics::{self, Metrics, Page},
+    output, shutdown,
 };
 
 /// Runs the command.
@@ -25,31 +28,44 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     logging::start(&config.log, config.log_format);
     let container = super::open_container(&config.container)?;
     let kernels = kernels(config.isa)?;
+    let metrics = config.metrics_listen.map(Metrics::bind).transpose()?;
     // Before the model is loaded: an address that is taken is heard of at once.
-    let listener =
-        bind(&config.listen.to_string()).map_err(|error| cannot_listen(config.listen, error))?;
-    let address = listener.local_addr().map_err(|error| cannot_listen(config.listen, error))?;
+    let listener = bind(&config.listen.to_string())
+        .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
+    let address =
+        listener.local_addr().map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
     let links = |error| Error::failed("cannot start the links to the workers", error);
     let model = ClusterModel::from_container(&container, BUILD).map_err(links)?;
     let workers = RemoteWorkers::start(remote(&config), model).map_err(links)?;
-    let status = workers.status();
+    let (status, links) = (workers.status(), workers.observer());
     let name =
         config.model_name.clone().unwrap_or_else(|| container.manifest().source.name.clone());
     let inference =
-        inference(&container, kernels, Box::new(workers), engine(&config), status, name)?;
+        inference(&container, kernels, Box::new(workers), engine(&config), status.clone(), name)?;
+    let sources = Sources { engine: inference.engine().clone(), links, cluster: status };
     block_on(async {
         let shutdown = shutdown::on_signal()?;
-        let listener =
-            TcpListener::from_std(listener).map_err(|error| cannot_listen(config.listen, error))?;
+        let listener = TcpListener::from_std(listener)
+            .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
         tracing::info!(id = config.id, %address, isa = %kernels.isa(), threads = config.threads, "coordinator is listening");
         output::line(&format!("listening on {address}"))?;
         let options = ServerOptions { drain: config.drain_timeout.0 };
-        serve(inference, listener, shutdown, options)
+        let serving = serve(inference, listener, shutdown.clone(), options);
+        metrics::beside(serving, metrics, page(sources), shutdown)
             .await
             .map_err(|error| Error::failed("the coordinator stopped", error))?;
         tracing::info!("stopped");
         Ok(())
     })
+}
+
+/// What the coordinator counts.
+fn page(sources: Sources) -> Page {
+    let json = sources.clone();
+    Page {
+        registry: metrics::registry(CoordinatorCollector(move || sources.report())),
+        json: Box::new(move || serde_json::json!(json.report())),
+    }
 }
 
 fn remote(config: &ServeConfig) -> RemoteConfig {

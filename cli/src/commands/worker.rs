@@ -1,15 +1,22 @@
 //! `shimmer worker`: serves experts until it is asked to stop.
 
-use std::net::SocketAddr;
+use std::sync::Arc;
 
-use shimmer_worker::{ExpertCore, ServeConfig, WorkerConfig as CoreConfig, bind, serve};
+use shimmer_worker::{
+    ExpertCore, ServeConfig, WorkerConfig as CoreConfig, bind,
+    metrics::{WorkerCollector, WorkerReport},
+    serve,
+};
 
+use super::cannot_listen;
 use crate::{
     block_on,
     config::WorkerConfig,
     error::Error,
     local::{kernels, refuse_worker},
-    logging, output, shutdown,
+    logging,
+    metrics::{self, Metrics, Page},
+    output, shutdown,
 };
 
 /// Runs the command.
@@ -20,9 +27,11 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
     logging::start(&config.log, config.log_format);
     let container = super::open_container(&config.container)?;
     let kernels = kernels(config.isa)?;
-    let listener =
-        bind(&config.listen.to_string()).map_err(|error| cannot_listen(config.listen, error))?;
-    let address = listener.local_addr().map_err(|error| cannot_listen(config.listen, error))?;
+    let metrics = config.metrics_listen.map(Metrics::bind).transpose()?;
+    let listener = bind(&config.listen.to_string())
+        .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
+    let address =
+        listener.local_addr().map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
     let id = config.id.unwrap_or_else(|| format!("{}:{}", host_name(), address.port()));
     let core = ExpertCore::new(
         container,
@@ -43,7 +52,9 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         output::line(&format!("listening on {address}"))?;
         let options =
             ServeConfig { drain_timeout: config.drain_timeout.0, ..ServeConfig::default() };
-        serve(core, listener, options, shutdown)
+        let page = page(&core);
+        let serving = serve(core, listener, options, shutdown.clone());
+        metrics::beside(serving, metrics, page, shutdown)
             .await
             .map_err(|error| Error::failed("the worker stopped", error))?;
         tracing::info!("stopped");
@@ -51,13 +62,13 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
     })
 }
 
-/// The address is taken, or not of this host.
-pub(super) fn cannot_listen(
-    address: SocketAddr,
-    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> Error {
-    Error::failed(format!("cannot listen on {address}"), error)
-        .with_hint("give another address with --listen; port 0 takes a free one")
+/// What the worker counts.
+fn page(core: &Arc<ExpertCore>) -> Page {
+    let (text, json) = (Arc::clone(core), Arc::clone(core));
+    Page {
+        registry: metrics::registry(WorkerCollector(move || WorkerReport::of(&text))),
+        json: Box::new(move || serde_json::json!(WorkerReport::of(&json))),
+    }
 }
 
 /// The name that this machine goes by.

@@ -91,6 +91,11 @@ settings! {
         #[arg(long, env = "SHIMMER_DRAIN_TIMEOUT", value_name = "TIME")]
         drain_timeout: Period = Period::seconds(25), because "Kubernetes kills after 30s";
 
+        /// Address of the page that Prometheus reads: http://ADDRESS/metrics, and /metrics.json
+        #[arg(long, env = "SHIMMER_METRICS_LISTEN", value_name = "ADDRESS")]
+        metrics_listen: SocketAddr,
+            because "without it there is no page: it tells names and load to whoever can reach it";
+
         /// What to log to standard error, in the syntax of tracing's filters
         #[arg(long, env = "SHIMMER_LOG", value_name = "FILTER")]
         log: LogFilter = LogFilter::default(), because "events of the role's life, nothing per token";
@@ -122,6 +127,8 @@ pub struct ServeConfig {
     pub load_stall_timeout: Period,
     pub layer_timeout: Period,
     pub drain_timeout: Period,
+    /// Absent: no page.
+    pub metrics_listen: Option<SocketAddr>,
     pub log: LogFilter,
     pub log_format: LogFormat,
 }
@@ -183,6 +190,7 @@ impl ServeSettings {
                 .ok_or_else(|| missing("load-stall-timeout"))?,
             layer_timeout: all.layer_timeout.ok_or_else(|| missing("layer-timeout"))?,
             drain_timeout: all.drain_timeout.ok_or_else(|| missing("drain-timeout"))?,
+            metrics_listen: all.metrics_listen,
             log: all.log.ok_or_else(|| missing("log"))?,
             log_format: all.log_format.ok_or_else(|| missing("log-format"))?,
         })

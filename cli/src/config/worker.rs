@@ -40,6 +40,11 @@ settings_with_tiers! {
         #[arg(long, env = "SHIMMER_DRAIN_TIMEOUT", value_name = "TIME")]
         drain_timeout: Period = Period::seconds(10), because "a step takes milliseconds; Kubernetes kills after 30s";
 
+        /// Address of the page that Prometheus reads: http://ADDRESS/metrics, and /metrics.json
+        #[arg(long, env = "SHIMMER_METRICS_LISTEN", value_name = "ADDRESS")]
+        metrics_listen: SocketAddr,
+            because "without it there is no page: it tells names and load to whoever can reach it";
+
         /// What to log to standard error, in the syntax of tracing's filters
         #[arg(long, env = "SHIMMER_LOG", value_name = "FILTER")]
         log: LogFilter = LogFilter::default(), because "events of the role's life, nothing per request";
@@ -62,6 +67,8 @@ pub struct WorkerConfig {
     pub threads: usize,
     pub isa: Option<Isa>,
     pub drain_timeout: Period,
+    /// Absent: no page.
+    pub metrics_listen: Option<SocketAddr>,
     pub log: LogFilter,
     pub log_format: LogFormat,
 }
@@ -90,6 +97,7 @@ impl WorkerSettings {
             drain_timeout: all
                 .drain_timeout
                 .ok_or_else(|| ConfigError::missing("drain-timeout"))?,
+            metrics_listen: all.metrics_listen,
             log: all.log.ok_or_else(|| ConfigError::missing("log"))?,
             log_format: all.log_format.ok_or_else(|| ConfigError::missing("log-format"))?,
         })

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
+use serde::Serialize;
 use shimmer_kernels::{ActivationRows, Kernels};
 use shimmer_proto::expert::v1::expert_result::Payload;
 use shimmer_proto::expert::v1::{ErrorCode, ExpertResult, Fence, WorkerError};
@@ -10,6 +11,7 @@ use shimmer_proto::expert::v1::{ErrorCode, ExpertResult, Fence, WorkerError};
 use super::plan::Plan;
 use super::{ExpertTransport, Hints, Reply, TransportError};
 use crate::gating::{Choices, RowFault, RowFaults};
+use crate::histogram::{Histogram, micros};
 
 /// Sends of one part before its rows fail: the first, and again after a frame was damaged or a row was taken out.
 const ATTEMPTS_MAX: u32 = 4;
@@ -18,15 +20,17 @@ const ATTEMPTS_MAX: u32 = 4;
 const PARALLEL_VALUES: usize = 1 << 16;
 
 /// What one worker did for the step thread so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WorkerStats {
     /// Result messages.
     pub results: u64,
     /// Pairs of row and expert.
     pub expert_rows: u64,
     /// By the worker's clock.
+    #[serde(rename = "compute_us", serialize_with = "micros")]
     pub compute: Duration,
     /// Time in which the step thread had nothing else to do.
+    #[serde(rename = "wait_us", serialize_with = "micros")]
     pub wait: Duration,
 }
 
@@ -55,6 +59,7 @@ pub struct Exchange {
     /// `[rows][hidden]` in units of 2^-30.
     sums: Vec<i64>,
     stats: Vec<WorkerStats>,
+    waits: Histogram,
     dropped: u64,
 }
 
@@ -62,12 +67,24 @@ impl Exchange {
     /// No round yet.
     pub fn new(kernels: Kernels, workers: usize) -> Self {
         let stats = vec![WorkerStats::default(); workers];
-        Self { kernels, plan: Plan::default(), sums: Vec::new(), stats, dropped: 0 }
+        Self {
+            kernels,
+            plan: Plan::default(),
+            sums: Vec::new(),
+            stats,
+            waits: Histogram::default(),
+            dropped: 0,
+        }
     }
 
     /// What every worker did since the start.
     pub fn stats(&self) -> &[WorkerStats] {
         &self.stats
+    }
+
+    /// How long each round waited for workers.
+    pub fn waits(&self) -> &Histogram {
+        &self.waits
     }
 
     /// Replies that answered nothing that was out; they never enter a sum.
@@ -104,7 +121,8 @@ impl Exchange {
         meanwhile();
         self.sums.clear();
         self.sums.resize(rows * hidden, 0);
-        let deadline = Instant::now() + round.deadline;
+        let sent = Instant::now();
+        let deadline = sent + round.deadline;
         while self.plan.parts.iter().any(|part| !part.answered) {
             let begun = Instant::now();
             match transport.receive(deadline) {
@@ -128,6 +146,7 @@ impl Exchange {
                 }
             }
         }
+        self.waits.observe(sent.elapsed());
         self.finish(hidden, out);
     }
 

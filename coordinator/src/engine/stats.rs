@@ -1,15 +1,45 @@
-//! What the engine has done, published by the step thread after every step.
+//! What the engine has done, published by the step thread.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
 
 use crate::dispatch::WorkerStats;
+use crate::histogram::Histogram;
 use crate::prediction::Recall;
 
-/// Counts since the engine started, as of the end of one step.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Counts since the engine started, and how things stand. Differences of two moments say what happened between them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct EngineStats {
-    /// Steps run.
-    pub steps: u64,
+    /// Steps of decode rows alone.
+    pub decode_steps: u64,
+    /// Steps with prompt rows.
+    pub prefill_steps: u64,
+    /// Rows of generated tokens.
+    pub decode_rows: u64,
+    /// Rows of prompts.
+    pub prefill_rows: u64,
+    /// Tokens sampled.
+    pub generated_tokens: u64,
+    /// Generations that ended by a stop or their length.
+    pub finished: u64,
+    /// Generations that were cancelled.
+    pub cancelled: u64,
+    /// Generations that failed.
+    pub failed: u64,
+    /// Sequences in the batch now.
+    pub running: u64,
+    /// Sequences in the queue now.
+    pub waiting: u64,
+    /// KV pages.
+    pub kv_pages: u64,
+    /// KV pages that no sequence has now.
+    pub kv_pages_free: u64,
+    /// Wall time of the steps of decode rows alone, from their plan to their tokens.
+    pub decode_step: Histogram,
+    /// Wall time that each layer's round stood still for workers after the coordinator's own share of it.
+    pub layer_wait: Histogram,
     /// What every worker did, in the order of the transport.
     pub workers: Vec<WorkerStats>,
     /// How often predictions of the next layer's experts came true. Stays empty while no worker wants hints.
@@ -18,14 +48,34 @@ pub struct EngineStats {
     pub hints: u64,
 }
 
+impl EngineStats {
+    /// Notes a step that has ended.
+    pub(super) fn step(
+        &mut self,
+        prefill_rows: usize,
+        decode_rows: usize,
+        tokens: usize,
+        wall: Duration,
+    ) {
+        if prefill_rows > 0 {
+            self.prefill_steps += 1;
+        } else {
+            self.decode_steps += 1;
+            self.decode_step.observe(wall);
+        }
+        self.prefill_rows += prefill_rows as u64;
+        self.decode_rows += decode_rows as u64;
+        self.generated_tokens += tokens as u64;
+    }
+}
+
 /// The one place where they can be read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Published(Arc<Mutex<EngineStats>>);
 
 impl Published {
-    /// Lets the step thread bring the figures up to date.
-    pub(super) fn update(&self, update: impl FnOnce(&mut EngineStats)) {
-        update(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(super) fn put(&self, stats: &EngineStats) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(stats);
     }
 
     pub(super) fn read(&self) -> EngineStats {

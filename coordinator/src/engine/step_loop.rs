@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 use rayon::prelude::*;
 use shimmer_kernels::AttentionSpan;
 
 use super::active::Active;
 use super::events::{Event, FinishReason, GenerationError};
 use super::handle::{Accepted, Command};
-use super::stats::Published;
+use super::job::{Job, fail};
+use super::stats::{EngineStats, Published};
 use crate::dispatch::ExpertTransport;
 use crate::gating::RowFault;
 use crate::kv_cache::KvCache;
@@ -39,27 +40,8 @@ pub(super) struct StepLoop<'w> {
     pub(super) next_id: u64,
     pub(super) step: u64,
     pub(super) buffers: StepBuffers,
+    pub(super) stats: EngineStats,
     pub(super) published: Published,
-}
-
-/// A queued or running sequence.
-#[derive(Debug)]
-pub(super) enum Job {
-    Generation(Box<Active>),
-    Scoring {
-        tokens: Vec<u32>,
-        logits: Vec<Vec<f32>>,
-        reply: Sender<Result<Vec<Vec<f32>>, GenerationError>>,
-    },
-}
-
-impl Job {
-    fn tokens(&self) -> &[u32] {
-        match self {
-            Self::Generation(active) => active.sequence.tokens(),
-            Self::Scoring { tokens, .. } => tokens,
-        }
-    }
 }
 
 /// Lists of one step, reused.
@@ -80,6 +62,7 @@ impl StepLoop<'_> {
                 self.start(id);
             }
             self.step();
+            self.publish();
         }
         for (_, job) in std::mem::take(&mut self.jobs) {
             fail(job, GenerationError::ShuttingDown);
@@ -211,8 +194,9 @@ impl StepLoop<'_> {
         let mut buffers = std::mem::take(&mut self.buffers);
         self.scheduler.plan(&mut buffers.spans);
         if !buffers.spans.is_empty() {
+            let begun = Instant::now();
             self.forward(&mut buffers);
-            self.settle(&mut buffers);
+            self.settle(&mut buffers, begun);
         }
         self.buffers = buffers;
     }
@@ -238,27 +222,32 @@ impl StepLoop<'_> {
         let (trunk, cache, transport) = (&mut self.trunk, &mut self.cache, &mut *self.transport);
         trunk.forward(&rows, cache, transport);
         self.step += 1;
-        self.publish();
     }
 
-    fn publish(&self) {
-        let Self { trunk, step, published, .. } = self;
-        published.update(|stats| {
-            stats.steps = step - 1;
-            stats.workers.clear();
-            stats.workers.extend_from_slice(trunk.worker_stats());
-            (stats.recall, stats.hints) = trunk.recall();
-        });
+    /// Brings the figures up to date for who reads them on other threads.
+    fn publish(&mut self) {
+        let Self { trunk, scheduler, stats, published, .. } = self;
+        let (running, waiting) = scheduler.load();
+        let pages = scheduler.allocator();
+        (stats.running, stats.waiting) = (running as u64, waiting as u64);
+        (stats.kv_pages, stats.kv_pages_free) = (pages.total() as u64, pages.available() as u64);
+        stats.workers.clear();
+        stats.workers.extend_from_slice(trunk.worker_stats());
+        stats.layer_wait = *trunk.layer_waits();
+        (stats.recall, stats.hints) = trunk.recall();
+        published.put(stats);
     }
 
     /// Fails what failed, samples the rest, and moves the scheduler on.
-    fn settle(&mut self, buffers: &mut StepBuffers) {
+    fn settle(&mut self, buffers: &mut StepBuffers, begun: Instant) {
         let StepBuffers { spans, wanted, .. } = buffers;
         wanted.clear();
-        let mut first = 0;
+        let (mut first, mut decode_rows) = (0, 0);
         for &span in &*spans {
             let rows = first..first + span.rows;
             first = rows.end;
+            decode_rows +=
+                if self.jobs.get(&span.id).is_some_and(Job::decodes) { span.rows } else { 0 };
             self.scheduler.advance(span);
             if let Some((row, fault)) = self.trunk.faults().first_in(rows.clone()) {
                 let error = describe(fault, span.first + row - rows.start);
@@ -271,10 +260,15 @@ impl StepLoop<'_> {
                 _ => {}
             }
         }
+        let mut sampled = Vec::with_capacity(wanted.len());
         for wanted in wanted.chunks(self.max_logit_rows) {
-            for (id, sampled) in self.sample(wanted) {
-                self.take(id, sampled);
-            }
+            sampled.extend(self.sample(wanted));
+        }
+        self.stats.step(first - decode_rows, decode_rows, sampled.len(), begun.elapsed());
+        // Who is told that a generation has ended finds its last step in the figures.
+        self.publish();
+        for (id, sampled) in sampled {
+            self.take(id, sampled);
         }
         let scored = spans.iter().filter(|span| span.last);
         scored.for_each(|span| self.finish_scoring(span.id));
@@ -348,6 +342,11 @@ impl StepLoop<'_> {
 
     fn end(&mut self, id: SequenceId, ended: Ended) {
         if let Some(Job::Generation(active)) = self.remove(id) {
+            match ended.reason {
+                FinishReason::Cancelled => self.stats.cancelled += 1,
+                FinishReason::Stop | FinishReason::Length => self.stats.finished += 1,
+            }
+            self.publish();
             let finished =
                 active.finish(ended, self.transport.workers(), self.trunk.worker_stats());
             active.release().send(Event::Finished(finished));
@@ -356,6 +355,8 @@ impl StepLoop<'_> {
 
     fn fail(&mut self, id: SequenceId, error: GenerationError) {
         if let Some(job) = self.remove(id) {
+            self.stats.failed += 1;
+            self.publish();
             tracing::warn!(sequence = id.0, %error, "a generation failed");
             fail(job, error);
         }
@@ -364,16 +365,6 @@ impl StepLoop<'_> {
     fn remove(&mut self, id: SequenceId) -> Option<Job> {
         self.scheduler.remove(id);
         self.jobs.remove(&id)
-    }
-}
-
-fn fail(job: Job, error: GenerationError) {
-    match job {
-        Job::Generation(active) => active.release().send(Event::Failed(error)),
-        Job::Scoring { reply, .. } => {
-            // Nobody waits any more; there is nobody to tell.
-            let _gone = reply.send(Err(error)).is_err();
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     fmt,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     ClusterModel, RemoteConfig, RemoteError,
     board::{Board, Plan},
+    counters::{RemoteCounters, RemoteObserver},
     latency::LatencyTracker,
     link::{self, Event, Lane, Link, News},
     status::ClusterStatus,
@@ -33,23 +34,6 @@ use crate::{
 /// Events that may wait for the step thread.
 const EVENTS: usize = 1 << 14;
 
-/// What the links have counted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RemoteCounters {
-    /// Connections made.
-    pub connects: u64,
-    /// Sessions that broke or missed a deadline.
-    pub losses: u64,
-    /// Workers refused.
-    pub refusals: u64,
-    /// Results whose content does not match their checksum.
-    pub corrupt_frames: u64,
-    /// Frames that are too large or no message.
-    pub unreadable_frames: u64,
-    /// Replies that were not awaited.
-    pub dropped: Dropped,
-}
-
 /// Workers behind sockets, as the step thread sees them.
 pub struct RemoteWorkers {
     infos: Vec<WorkerInfo>,
@@ -59,6 +43,8 @@ pub struct RemoteWorkers {
     peers: Vec<Peer>,
     events: Receiver<Event>,
     ledger: Ledger,
+    /// The ledger's count, for observers.
+    dropped: Arc<Mutex<Dropped>>,
     plan: RefCell<(watch::Receiver<Option<Plan>>, Option<Plan>)>,
     shutdown: CancellationToken,
     threads: Vec<JoinHandle<()>>,
@@ -121,6 +107,7 @@ impl RemoteWorkers {
             peers: Vec::new(),
             events,
             ledger: Ledger::new(),
+            dropped: Arc::default(),
             shutdown,
             threads: Vec::new(),
         };
@@ -161,16 +148,14 @@ impl RemoteWorkers {
 
     /// What has been counted so far.
     pub fn counters(&self) -> RemoteCounters {
-        let sum = |pick: fn(&Lane) -> u64| {
-            self.peers.iter().map(|peer| pick(&peer.lane)).fold(0, u64::saturating_add)
-        };
-        RemoteCounters {
-            connects: sum(|lane| lane.counters.connects.load(Ordering::Relaxed)),
-            losses: sum(|lane| lane.counters.losses.load(Ordering::Relaxed)),
-            refusals: sum(|lane| lane.counters.refusals.load(Ordering::Relaxed)),
-            corrupt_frames: sum(|lane| lane.counters.corrupt_frames.load(Ordering::Relaxed)),
-            unreadable_frames: sum(|lane| lane.counters.unreadable_frames.load(Ordering::Relaxed)),
-            dropped: self.ledger.dropped(),
+        self.observer().counters()
+    }
+
+    /// Reads the counters from elsewhere, also after the step thread has taken this.
+    pub fn observer(&self) -> RemoteObserver {
+        RemoteObserver {
+            lanes: self.peers.iter().map(|peer| Arc::clone(&peer.lane)).collect(),
+            dropped: Arc::clone(&self.dropped),
         }
     }
 
@@ -215,6 +200,8 @@ impl RemoteWorkers {
                     Err(error) => error.fence,
                 };
                 if self.ledger.settle(worker, fence.as_ref()) != Verdict::Accept {
+                    *self.dropped.lock().unwrap_or_else(PoisonError::into_inner) =
+                        self.ledger.dropped();
                     tracing::debug!(worker, ?fence, "dropped a reply that nothing waits for");
                     return None;
                 }

@@ -1,0 +1,187 @@
+use std::{
+    collections::BTreeSet,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    process::{Command, Stdio},
+};
+
+use shimmer_coordinator::{
+    dispatch::WorkerStats,
+    engine::EngineStats,
+    metrics::{CoordinatorCollector, CoordinatorReport, ReportedWorker},
+};
+use shimmer_worker::metrics::{WorkerCollector, WorkerReport};
+
+use super::*;
+
+fn worker_text() -> String {
+    encode(&registry(WorkerCollector(WorkerReport::default)))
+}
+
+/// With two workers, one of them with a name that must be escaped.
+fn coordinator_text() -> String {
+    encode(&registry(CoordinatorCollector(|| {
+        let worker = |endpoint: &str| ReportedWorker {
+            endpoint: endpoint.to_owned(),
+            state: "serving".to_owned(),
+            ..ReportedWorker::default()
+        };
+        CoordinatorReport {
+            engine: EngineStats {
+                workers: vec![WorkerStats::default(); 2],
+                ..EngineStats::default()
+            },
+            workers: vec![worker("a:50052"), worker("\"b\\:1")],
+            ..CoordinatorReport::default()
+        }
+    })))
+}
+
+fn encode(registry: &Registry) -> String {
+    let mut text = String::new();
+    prometheus_text::encode(&mut text, registry).unwrap();
+    text
+}
+
+/// A row of the document for every family of a page: name, type, unit, labels, meaning.
+fn rows(text: &str) -> Vec<String> {
+    let mut rows = Vec::new();
+    for block in text.split("# HELP ").skip(1) {
+        let (name, help) = block.lines().next().unwrap().split_once(' ').unwrap();
+        let kind = block.lines().nth(1).unwrap().rsplit_once(' ').unwrap().1;
+        let unit = ["seconds", "bytes"].into_iter().find(|unit| name.contains(&format!("_{unit}")));
+        let labels: BTreeSet<&str> = block
+            .lines()
+            .skip(2)
+            .filter_map(|line| line.split_once('{')?.1.rsplit_once('}'))
+            .flat_map(|(labels, _)| labels.split(','))
+            .filter_map(|label| Some(label.split_once('=')?.0))
+            .filter(|label| *label != "le")
+            .collect();
+        let labels: Vec<String> = labels.into_iter().map(|label| format!("`{label}`")).collect();
+        let unit = unit.unwrap_or("count");
+        rows.push(format!("| `{name}` | {kind} | {unit} | {} | {help} |", labels.join(", ")));
+    }
+    rows
+}
+
+#[test]
+fn the_document_has_every_metric() {
+    let document = include_str!("../../../docs/METRICS.md");
+    for (heading, text) in [("Worker", worker_text()), ("Coordinator", coordinator_text())] {
+        let section = document
+            .split("\n## ")
+            .find(|part| part.lines().next() == Some(heading))
+            .unwrap_or_else(|| panic!("no section {heading}"));
+        let found: Vec<&str> = section.lines().filter(|line| line.starts_with("| `")).collect();
+        let expected = rows(&text);
+        assert_eq!(found, expected, "{heading}:\n{}", expected.join("\n"));
+    }
+}
+
+/// `promtool check metrics` is what Prometheus itself says about names, units and help. ./test installs it.
+#[test]
+fn promtool_finds_nothing_to_say() {
+    for text in [worker_text(), coordinator_text()] {
+        let tool = Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        // Without the tool there is nothing to ask; ./test names what it skips.
+        let Ok(mut tool) = tool else { return };
+        tool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let output = tool.wait_with_output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+    }
+}
+
+/// A page in a thread of this test.
+struct Served {
+    address: SocketAddr,
+    shutdown: CancellationToken,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Served {
+    fn start(limits: Limits) -> Self {
+        let listener = shimmer_worker::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let stop = shutdown.clone();
+        let page = Page {
+            registry: registry(WorkerCollector(WorkerReport::default)),
+            json: Box::new(|| serde_json::json!(WorkerReport::default())),
+        };
+        let thread = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(Metrics { listener, address }.serve(page, limits, stop)).unwrap();
+        });
+        Self { address, shutdown, thread: Some(thread) }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let socket = TcpStream::connect(self.address).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        socket
+    }
+
+    /// Everything that comes back for these bytes.
+    fn say(&self, request: &str) -> String {
+        let mut socket = self.connect();
+        socket.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn check(request: &str, status: &str, within: &str) {
+    let answer = Served::start(LIMITS).say(request);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with(&format!("HTTP/1.1 {status}")), "{request:?}: {head}");
+    assert!(body.contains(within) && body.is_empty() == within.is_empty(), "{request:?}: {body}");
+}
+
+#[test]
+fn requests_get_the_page_or_a_status() {
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let closing = |path: &str, method: &str| {
+        format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    };
+    check(&get("/metrics"), "200", "# TYPE shimmer_worker_work_total counter");
+    check(&get("/metrics?format=x"), "200", "shimmer_expert_hits_total{tier=\"pinned\"} 0");
+    check(&get("/metrics.json"), "200", "\"hits_pinned\":0");
+    check(&closing("/metrics", "HEAD"), "200", "");
+    check(&closing("/metrics", "POST"), "405", "");
+    check(&closing("/", "GET"), "404", "");
+    check(&closing("/metrics/../etc/passwd", "GET"), "404", "");
+    check("\u{16}\u{3}\u{1} no request\r\n\r\n", "400", "");
+    check(&closing(&"/x".repeat(200_000), "GET"), "4", "");
+}
+
+#[test]
+fn slow_and_silent_clients_hold_nothing_for_long() {
+    let limits = Limits { connections: 2, time: Duration::from_millis(300) };
+    let page = Served::start(limits);
+    let mut silent = [page.connect(), page.connect(), page.connect()];
+    silent[1].write_all(b"GET /metrics HTTP/1.1\r\nHo").unwrap();
+    let answer = page.say("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    for socket in &mut silent {
+        let mut rest = Vec::new();
+        // A reset closes as well.
+        drop(socket.read_to_end(&mut rest));
+        assert!(rest.is_empty());
+    }
+}

@@ -1,0 +1,42 @@
+//! A queued or running sequence: a generation or a scoring.
+
+use crossbeam_channel::Sender;
+
+use super::active::Active;
+use super::events::{Event, GenerationError};
+
+/// A queued or running sequence.
+#[derive(Debug)]
+pub(super) enum Job {
+    Generation(Box<Active>),
+    Scoring {
+        tokens: Vec<u32>,
+        logits: Vec<Vec<f32>>,
+        reply: Sender<Result<Vec<Vec<f32>>, GenerationError>>,
+    },
+}
+
+impl Job {
+    /// Whether its prompt is behind it.
+    pub(super) fn decodes(&self) -> bool {
+        matches!(self, Self::Generation(active) if active.first_token.is_some())
+    }
+
+    pub(super) fn tokens(&self) -> &[u32] {
+        match self {
+            Self::Generation(active) => active.sequence.tokens(),
+            Self::Scoring { tokens, .. } => tokens,
+        }
+    }
+}
+
+/// Ends a sequence that cannot go on.
+pub(super) fn fail(job: Job, error: GenerationError) {
+    match job {
+        Job::Generation(active) => active.release().send(Event::Failed(error)),
+        Job::Scoring { reply, .. } => {
+            // Nobody waits any more; there is nobody to tell.
+            let _gone = reply.send(Err(error)).is_err();
+        }
+    }
+}

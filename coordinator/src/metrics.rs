@@ -1,0 +1,304 @@
+//! The coordinator's figures for Prometheus. Names, units and labels are documented in docs/METRICS.md, which a test
+//! compares with what is encoded here.
+
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, NoLabelSet},
+    metrics::MetricType,
+};
+use serde::Serialize;
+use shimmer_proto::v1::WorkerStatus;
+use tokio::sync::watch;
+
+use crate::api::ClusterStatus;
+use crate::dispatch::WorkerStats;
+use crate::engine::{EngineHandle, EngineStats};
+use crate::histogram::{BOUNDS_US, Histogram};
+use crate::prediction::Overlap;
+use crate::transport::{LinkState, RemoteCounters, RemoteObserver};
+
+/// Everything that a coordinator counts, at one moment.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct CoordinatorReport {
+    /// The engine.
+    pub engine: EngineStats,
+    /// The links to workers.
+    pub links: RemoteCounters,
+    /// The workers, in the order of the engine's.
+    pub workers: Vec<ReportedWorker>,
+}
+
+/// A worker as its link knows it.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct ReportedWorker {
+    /// Where it is reached.
+    pub endpoint: String,
+    /// Name from its hello; empty before.
+    pub worker_id: String,
+    /// State of its link.
+    pub state: String,
+    /// Experts that it can compute.
+    pub experts: u64,
+}
+
+/// Where a coordinator's figures come from.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// The engine.
+    pub engine: EngineHandle,
+    /// The links.
+    pub links: RemoteObserver,
+    /// The workers.
+    pub cluster: watch::Receiver<ClusterStatus>,
+}
+
+impl Sources {
+    /// Reads everything.
+    pub fn report(&self) -> CoordinatorReport {
+        let worker = |worker: &WorkerStatus| ReportedWorker {
+            endpoint: worker.endpoint.clone(),
+            worker_id: worker.worker_id.clone(),
+            state: worker.state.clone(),
+            experts: worker.experts,
+        };
+        CoordinatorReport {
+            workers: self.cluster.borrow().workers.iter().map(worker).collect(),
+            engine: self.engine.stats(),
+            links: self.links.counters(),
+        }
+    }
+}
+
+/// Encodes a report whenever it is asked for.
+pub struct CoordinatorCollector<F>(pub F);
+
+impl<F> fmt::Debug for CoordinatorCollector<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CoordinatorCollector")
+    }
+}
+
+/// Name, help and where to read a family of one series.
+type Family<T, V> = (&'static str, &'static str, fn(&T) -> V);
+/// Values of a label, and where to read their series.
+type Series<V> = &'static [(&'static str, fn(&CoordinatorReport) -> V)];
+/// Name, help, label (empty for none) and series.
+type Labelled = (&'static str, &'static str, &'static str, Series<u64>);
+/// How long things took.
+type Durations = (&'static str, &'static str, fn(&EngineStats) -> &Histogram);
+
+const COUNTERS: &[Labelled] = &[
+    (
+        "shimmer_coordinator_steps",
+        "Steps run; a step with prompt rows is a prefill step.",
+        "kind",
+        &[("decode", |r| r.engine.decode_steps), ("prefill", |r| r.engine.prefill_steps)],
+    ),
+    (
+        "shimmer_coordinator_rows",
+        "Rows of token positions run through the model.",
+        "kind",
+        &[("decode", |r| r.engine.decode_rows), ("prefill", |r| r.engine.prefill_rows)],
+    ),
+    (
+        "shimmer_coordinator_generated_tokens",
+        "Tokens sampled.",
+        "",
+        &[("", |r| r.engine.generated_tokens)],
+    ),
+    (
+        "shimmer_coordinator_generations",
+        "Generations that ended.",
+        "outcome",
+        &[
+            ("finished", |r| r.engine.finished),
+            ("cancelled", |r| r.engine.cancelled),
+            ("failed", |r| r.engine.failed),
+        ],
+    ),
+    ("shimmer_coordinator_hints", "Prefetch hints sent.", "", &[("", |r| r.engine.hints)]),
+    (
+        "shimmer_coordinator_link_events",
+        "What happened to links to workers.",
+        "event",
+        &[
+            ("connect", |r| r.links.connects),
+            ("loss", |r| r.links.losses),
+            ("refusal", |r| r.links.refusals),
+        ],
+    ),
+    (
+        "shimmer_coordinator_frames_refused",
+        "Frames of workers that were not used.",
+        "reason",
+        &[
+            ("corrupt", |r| r.links.corrupt_frames),
+            ("unreadable", |r| r.links.unreadable_frames),
+            ("duplicate", |r| r.links.dropped.duplicate),
+            ("stale", |r| r.links.dropped.stale),
+            ("unknown", |r| r.links.dropped.unknown),
+        ],
+    ),
+];
+
+const OVERLAPS: Series<Overlap> = &[
+    ("row", |r| r.engine.recall.rows),
+    ("step", |r| r.engine.recall.steps),
+    ("previous_token", |r| r.engine.recall.previous),
+];
+
+const PREDICTIONS: &[Family<Overlap, u64>] = &[
+    (
+        "shimmer_prediction_predicted_experts",
+        "Experts that were predicted: by row, by step after the hint's cap, or as those of the token before.",
+        |o| o.predicted,
+    ),
+    (
+        "shimmer_prediction_chosen_experts",
+        "Experts that were chosen where a prediction was made.",
+        |o| o.chosen,
+    ),
+    (
+        "shimmer_prediction_hit_experts",
+        "Experts that were predicted and chosen; by the chosen ones this is the recall.",
+        |o| o.hits,
+    ),
+];
+
+const GAUGES: &[Labelled] = &[
+    (
+        "shimmer_coordinator_sequences",
+        "Sequences in the batch and in the queue.",
+        "state",
+        &[("running", |r| r.engine.running), ("waiting", |r| r.engine.waiting)],
+    ),
+    (
+        "shimmer_coordinator_kv_pages",
+        "KV pages.",
+        "state",
+        &[
+            ("free", |r| r.engine.kv_pages_free),
+            ("used", |r| r.engine.kv_pages - r.engine.kv_pages_free),
+        ],
+    ),
+];
+
+const HISTOGRAMS: &[Durations] = &[
+    ("shimmer_coordinator_decode_step_seconds", "Wall time of steps of decode rows alone.", |e| {
+        &e.decode_step
+    }),
+    (
+        "shimmer_coordinator_layer_wait_seconds",
+        "Wall time that a layer's round waited for workers after the coordinator's own share of it.",
+        |e| &e.layer_wait,
+    ),
+];
+
+const WORKER_COUNTS: &[Family<WorkerStats, u64>] = &[
+    ("shimmer_coordinator_worker_results", "Results taken from a worker.", |w| w.results),
+    ("shimmer_coordinator_worker_expert_rows", "Pairs of row and expert in them.", |w| {
+        w.expert_rows
+    }),
+];
+
+const WORKER_TIMES: &[Family<WorkerStats, f64>] = &[
+    (
+        "shimmer_coordinator_worker_compute_seconds",
+        "Time of a worker on that work, by its own clock.",
+        |w| w.compute.as_secs_f64(),
+    ),
+    (
+        "shimmer_coordinator_worker_wait_seconds",
+        "Time in which the step thread had nothing to do but wait, put down to the worker that answered next.",
+        |w| w.wait.as_secs_f64(),
+    ),
+];
+
+const STATES: [LinkState; 5] = [
+    LinkState::Connecting,
+    LinkState::Loading,
+    LinkState::Serving,
+    LinkState::Lost,
+    LinkState::Refused,
+];
+
+impl<F> Collector for CoordinatorCollector<F>
+where
+    F: Fn() -> CoordinatorReport + Send + Sync + 'static,
+{
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let report = &self.0();
+        for &(name, help, label, series) in COUNTERS {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for &(value, read) in series {
+                let count = read(report);
+                if label.is_empty() {
+                    metric.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+                } else {
+                    let labels = [(label, value)];
+                    let mut metric = metric.encode_family(&labels)?;
+                    metric.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+                }
+            }
+        }
+        for &(name, help, read) in PREDICTIONS {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for &(scope, overlap) in OVERLAPS {
+                let labels = [("scope", scope)];
+                let mut metric = metric.encode_family(&labels)?;
+                metric.encode_counter::<NoLabelSet, _, u64>(&read(&overlap(report)), None)?;
+            }
+        }
+        for &(name, help, label, series) in GAUGES {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for &(value, read) in series {
+                let labels = [(label, value)];
+                metric.encode_family(&labels)?.encode_gauge(&read(report))?;
+            }
+        }
+        for &(name, help, read) in HISTOGRAMS {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+            let histogram = read(&report.engine);
+            let (sum, buckets) = (histogram.sum.as_secs_f64(), buckets(histogram));
+            metric.encode_histogram::<NoLabelSet>(sum, histogram.count(), &buckets, None)?;
+        }
+        encode_workers(report, &mut encoder)
+    }
+}
+
+fn encode_workers(report: &CoordinatorReport, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let (name, help) = ("shimmer_coordinator_workers", "Workers by the state of their link.");
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for state in STATES.map(LinkState::name) {
+        let count = report.workers.iter().filter(|worker| worker.state == state).count() as u64;
+        let labels = [("state", state)];
+        metric.encode_family(&labels)?.encode_gauge(&count)?;
+    }
+    let named = || report.workers.iter().map(|w| &w.endpoint).zip(&report.engine.workers);
+    for &(name, help, read) in WORKER_COUNTS {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (endpoint, stats) in named() {
+            let labels = [("worker", endpoint)];
+            let mut metric = metric.encode_family(&labels)?;
+            metric.encode_counter::<NoLabelSet, _, u64>(&read(stats), None)?;
+        }
+    }
+    for &(name, help, read) in WORKER_TIMES {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (endpoint, stats) in named() {
+            let labels = [("worker", endpoint)];
+            let mut metric = metric.encode_family(&labels)?;
+            metric.encode_counter::<NoLabelSet, _, u64>(&read(stats), None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Bounds in seconds, as the encoder takes them: the last bucket has no bound.
+#[expect(clippy::cast_precision_loss, reason = "bounds are small")]
+fn buckets(histogram: &Histogram) -> Vec<(f64, u64)> {
+    let bounds = BOUNDS_US.iter().map(|&us| us as f64 / 1e6).chain([f64::INFINITY]);
+    bounds.zip(histogram.counts).collect()
+}

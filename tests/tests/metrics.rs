@@ -1,0 +1,76 @@
+//! The pages of figures of real processes.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    time::Duration,
+};
+
+use shimmer_model::{NumericClass, tiny::Preset};
+use shimmer_tests::{
+    client::greedy,
+    cluster::{Cluster, ClusterOptions, WorkerOptions},
+    models::TinyModel,
+    process::Process,
+    wait::wait_for,
+};
+
+/// What a process answers on its page.
+fn get(process: &Process, path: &str) -> String {
+    let address = wait_for("the address of the page", Duration::from_secs(30), || {
+        let log = process.log();
+        let line = log.lines().find_map(|line| line.strip_prefix("metrics on http://"))?;
+        line.strip_suffix("/metrics").map(str::to_owned)
+    });
+    let mut socket = TcpStream::connect(address).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    write!(socket, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+}
+
+/// The sum of all series of a metric.
+fn sum(page: &str, name: &str) -> f64 {
+    let series = page.lines().filter_map(|line| line.strip_prefix(name));
+    let values = series.filter(|rest| rest.starts_with([' ', '{']));
+    values.map(|rest| rest.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+}
+
+#[test]
+fn both_roles_count_what_a_generation_did() {
+    let model = TinyModel::new(Preset::Qwen3Moe);
+    let container = model.container(NumericClass::default());
+    let page = || ["--metrics-listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
+    let worker = || WorkerOptions { args: page(), ..WorkerOptions::default() };
+    let cluster = Cluster::start(&ClusterOptions {
+        workers: vec![worker(), worker()],
+        args: page(),
+        ..ClusterOptions::new(&container, 0)
+    });
+    let generation = cluster.generate(greedy(&[1, 2, 3, 4, 5], 6)).unwrap();
+    assert_eq!(generation.tokens.len(), 6);
+
+    let coordinator = get(&cluster.coordinator, "/metrics");
+    let of = |name| sum(&coordinator, name);
+    assert!((of("shimmer_coordinator_generated_tokens_total") - 6.0).abs() < 0.5);
+    assert!((of("shimmer_coordinator_rows_total{kind=\"prefill\"}") - 5.0).abs() < 0.5);
+    assert!(
+        (of("shimmer_coordinator_rows_total") - 10.0).abs() < 0.5,
+        "5 of the prompt, 5 fed back"
+    );
+    assert!((of("shimmer_coordinator_decode_step_seconds_count") - 5.0).abs() < 0.5);
+    assert!((of("shimmer_coordinator_generations_total") - 1.0).abs() < 0.5);
+    assert!(of("shimmer_coordinator_worker_results_total") > 0.0);
+    let json: serde_json::Value =
+        serde_json::from_str(&get(&cluster.coordinator, "/metrics.json")).unwrap();
+    assert_eq!(json["engine"]["generated_tokens"], 6);
+    assert_eq!(json["workers"][1]["state"], "serving");
+
+    let pages: Vec<String> =
+        cluster.workers.iter().map(|worker| get(&worker.process, "/metrics")).collect();
+    let all = |name: &str| pages.iter().map(|page| sum(page, name)).sum::<f64>();
+    let results = of("shimmer_coordinator_worker_results_total");
+    assert!((all("shimmer_worker_work_total") - results).abs() < 0.5, "one result for each work");
+    assert!((all("shimmer_worker_sessions_total") - 2.0).abs() < 0.5);
+}
