@@ -62,7 +62,9 @@ fn loom_a_late_thread_never_takes_a_job_of_the_next_batch() {
         }
     }
 
-    loom::model(|| {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
         let fields = [Word::new(0), Word::new(0)];
         let board = Arc::new(Board { cursor: Cursor::new(), fields, taken: Word::new(0) });
         let first = board.publish(10);
