@@ -11,6 +11,7 @@ use crate::{
         generate::GenerateArgs,
         inspect::InspectArgs,
         make_demo::MakeDemoArgs,
+        mirror::MirrorArgs,
         plan::PlanArgs,
         tokenize::{DetokenizeArgs, TokenizeArgs},
         verify::VerifyArgs,
@@ -74,6 +75,8 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Checks every byte of a container against its manifest
     Verify(VerifyArgs),
+    /// Makes and checks copies of a container on further drives
+    Mirror(MirrorArgs),
     /// Shows what a container holds
     Inspect(InspectArgs),
     /// Shows which experts a worker would hold in memory, and where the memory goes

@@ -5,6 +5,7 @@ pub mod demo;
 pub mod generate;
 pub mod inspect;
 pub mod make_demo;
+pub mod mirror;
 pub mod plan;
 pub mod serve;
 pub mod tokenize;

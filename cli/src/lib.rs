@@ -73,6 +73,7 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
         Command::Detokenize(args) => commands::tokenize::detokenize(&args),
         Command::Convert(args) => commands::convert::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
+        Command::Mirror(args) => commands::mirror::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Plan(args) => match settings(&args.settings, &args.file, matches)? {
             Some(settings) => commands::plan::run(&settings.validate()?, args.json, &args.log),

@@ -39,7 +39,7 @@ pub struct ConvertOptions {
     pub name: Option<String>,
 }
 
-/// Told about the course of a conversion or verification. All methods may be called from several threads.
+/// Told about the course of a conversion, a verification or the staging of a mirror. All methods may be called from several threads.
 pub trait ConvertProgress: Sync {
     /// Work begins: bytes that will be written or read, without those that are done already.
     fn start(&self, _total_bytes: u64) {}

@@ -121,8 +121,8 @@ pub enum Error {
     #[error("{}: {needed} more bytes are needed, the file system has {free} free; make room or choose another directory", path.display())]
     NoSpace { path: PathBuf, needed: u64, free: u64 },
 
-    /// The conversion was told to stop.
-    #[error("conversion into {} was stopped; run the same command again to continue", path.display())]
+    /// The work was told to stop.
+    #[error("work on {} was stopped; run the same command again to continue", path.display())]
     Stopped { path: PathBuf },
 
     /// A GGUF file is malformed or holds something that is not implemented.

@@ -116,11 +116,16 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Refuses when the file system of `directory` has less than `needed` bytes free for this user.
-pub(crate) fn require_space(directory: &Path, needed: u64) -> Result<()> {
+/// Bytes that the file system of `directory` has free for this user.
+pub(crate) fn free_space(directory: &Path) -> Result<u64> {
     let stat = rustix::fs::statvfs(directory)
         .map_err(|error| Error::io("asking the free space of", directory)(error.into()))?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Refuses when the file system of `directory` has less than `needed` bytes free for this user.
+pub(crate) fn require_space(directory: &Path, needed: u64) -> Result<()> {
+    let free = free_space(directory)?;
     if needed > free {
         Err(Error::NoSpace { path: directory.to_path_buf(), needed, free })
     } else {

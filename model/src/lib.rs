@@ -21,6 +21,7 @@ mod files;
 pub mod gguf;
 mod inspect;
 mod manifest;
+mod mirror;
 mod plan;
 mod safetensors;
 mod schema;
@@ -39,5 +40,9 @@ pub use error::{Error, MissingCase, Result};
 pub use inspect::{Inspection, LayerSummary};
 pub use manifest::{
     ExpertEntry, FileEntry, MANIFEST_FILE, Manifest, SCHEMA_VERSION, SourceInfo, TensorEntry,
+};
+pub use mirror::{
+    Layers, MirrorOptions, MirrorPlan, MirrorReport, ParseLayersError, PlannedFile, plan_mirror,
+    stage_mirror,
 };
 pub use verify::{VerifyReport, verify};
