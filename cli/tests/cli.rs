@@ -166,6 +166,47 @@ fn print_config_shows_the_effective_settings() {
 }
 
 #[test]
+fn mirrors_are_planned_staged_and_verified() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (checkpoint, container, mirror) = (path("checkpoint"), path("container"), path("mirror"));
+    write_checkpoint(Preset::Qwen3Moe, &TinyOptions::default(), Path::new(&checkpoint)).unwrap();
+    let (source, out) = (checkpoint.into(), (&container).into());
+    convert(&ConvertOptions { source, out, class: NumericClass::default(), name: None }, &())
+        .unwrap();
+
+    let output = check(&["mirror", "plan", &container, &mirror], &[], 0, &[]);
+    let shown = text(&output.stdout);
+    assert!(
+        shown.contains("experts/layer-001.safetensors") && shown.contains(" to copy, "),
+        "{shown}"
+    );
+    assert!(!Path::new(&mirror).exists(), "a plan writes nothing");
+    let layers = ["mirror", "stage", &container, &mirror, "--layers", "1"];
+    let output = check(&layers, &[], 0, &[]);
+    assert!(text(&output.stdout).contains("not in the mirror: experts of layers 0"));
+    let output = check(&["mirror", "stage", &container, &mirror, "--json"], &[], 0, &[]);
+    assert!(text(&output.stdout).contains("\"absent_layers\":[]"));
+    let output = check(&["mirror", "verify", &container, &mirror], &[], 0, &[]);
+    assert!(text(&output.stdout).contains("as the container's manifest says"));
+
+    let layer = Path::new(&mirror).join("experts/layer-000.safetensors");
+    let mut bytes = std::fs::read(&layer).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&layer, bytes).unwrap();
+    let verify = ["mirror", "verify", &container, &mirror];
+    let output = check(&verify, &[], 1, &["has 1 faults", "layer-000", "shimmer mirror stage"]);
+    assert!(text(&output.stdout).contains("layers.0.experts."));
+    std::fs::remove_file(&layer).unwrap();
+    check(&["mirror", "stage", &container, &mirror], &[], 0, &[]);
+    check(&verify, &[], 0, &[]);
+
+    check(&["mirror", "stage", &container, &container], &[], 1, &["is the container itself"]);
+    check(&["mirror", "stage", &container, &mirror, "--layers", "1-"], &[], 2, &["1-", "3-40"]);
+    check(&["mirror"], &[], 2, &["plan", "stage", "verify"]);
+}
+
+#[test]
 fn failures_are_one_line_with_their_causes() {
     let output = check(
         &["verify", "/nonexistent"],

@@ -29,9 +29,6 @@ use crate::{
     tier_options::{IoBackend, TierOptions},
 };
 
-/// Reads that io_uring has under way at a time: a drive of today needs 8 to 32 slabs of a few MiB to be at its best.
-const URING_DEPTH: u32 = 64;
-
 /// One slab to read.
 #[derive(Debug)]
 pub struct ReadJob {
@@ -97,9 +94,9 @@ pub fn open_reader(
 }
 
 fn start(mut slabs: Slabs, options: &TierOptions) -> Result<Arc<dyn SlabReader>, Error> {
-    let TierOptions { mut io, io_threads: threads, .. } = *options;
+    let TierOptions { mut io, io_threads: threads, io_depth: depth, .. } = *options;
     if io == IoBackend::Uring {
-        match Uring::start(slabs, URING_DEPTH) {
+        match Uring::start(slabs, depth) {
             Ok(ring) => return Ok(Arc::new(ring)),
             Err((back, error)) => {
                 Counters::bump(&back.counters().uring_fallbacks);

@@ -15,6 +15,9 @@ pub use mirror::{Mirror, ParseMirrorError};
 /// Most prefetchers of one worker.
 pub const PILOT_WORKERS_MAX: u8 = 16;
 
+/// Most reads that io_uring has under way at a time; far above what any number of drives needs.
+pub const IO_DEPTH_MAX: u32 = 1024;
+
 /// How a worker holds its experts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierOptions {
@@ -32,8 +35,10 @@ pub struct TierOptions {
     pub evict_guard: bool,
     /// How slabs are read.
     pub io: IoBackend,
-    /// Threads, or reads under way at a time, of the demand path.
+    /// Threads that read for the demand path, unless io_uring does.
     pub io_threads: usize,
+    /// Reads that io_uring has under way at a time, at most [`IO_DEPTH_MAX`].
+    pub io_depth: u32,
     /// Directories with copies of the container.
     pub mirrors: Vec<Mirror>,
     /// Where use is remembered between runs.
@@ -58,6 +63,8 @@ impl Default for TierOptions {
             io: IoBackend::Pread,
             // One NVMe drive is near its bandwidth with four slabs of several MiB under way.
             io_threads: 4,
+            // They cost no threads, and a drive of today needs 8 to 32 slabs to be at its best.
+            io_depth: 64,
             mirrors: Vec::new(),
             usage: None,
             numa: NumaSetting::Auto,

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use shimmer_worker::{
     TierOptions,
-    tier_options::{PILOT_WORKERS_MAX, PinSetting, RamSetting},
+    tier_options::{IO_DEPTH_MAX, PILOT_WORKERS_MAX, PinSetting, RamSetting},
 };
 
 use super::ConfigError;
@@ -94,11 +94,17 @@ macro_rules! settings_with_tiers {
                 io: shimmer_worker::tier_options::IoBackend = shimmer_worker::tier_options::IoBackend::Pread,
                     because "works everywhere; containers often forbid io_uring";
 
-                /// Reads under way at the same time
+                /// Reads under way at the same time with pread and buffered: a thread for each
                 #[arg(long, env = "SHIMMER_IO_THREADS", value_name = "COUNT", allow_negative_numbers = true,
                     help_heading = "Experts")]
                 io_threads: std::num::NonZeroUsize = std::num::NonZeroUsize::new(4).expect("not zero"),
                     because "four slabs of several MiB keep one NVMe drive busy; more for several drives";
+
+                /// Reads under way at the same time with uring; 1 to 1024
+                #[arg(long, env = "SHIMMER_IO_DEPTH", value_name = "COUNT", allow_negative_numbers = true,
+                    help_heading = "Experts")]
+                io_depth: std::num::NonZeroU32 = std::num::NonZeroU32::new(64).expect("not zero"),
+                    because "they cost no threads; a drive of today needs 8 to 32 slabs to be at its best";
 
                 /// Copy of the container on another drive, DIR or DIR=WEIGHT; may be repeated. Reads are spread by weight,
                 /// and a read that fails is tried on another copy
@@ -138,6 +144,7 @@ macro_rules! settings_with_tiers {
                     evict_guard: switch(self.evict_guard, default.evict_guard),
                     io: self.io.unwrap_or(default.io),
                     io_threads: self.io_threads.map_or(default.io_threads, std::num::NonZeroUsize::get),
+                    io_depth: self.io_depth.map_or(default.io_depth, std::num::NonZeroU32::get),
                     mirrors: self.mirror.clone().unwrap_or_default(),
                     usage: self.usage.clone(),
                     numa: self.numa.unwrap_or(default.numa),
@@ -179,6 +186,10 @@ pub(super) fn check(tiers: TierOptions) -> Result<TierOptions, ConfigError> {
     if tiers.io_threads > IO_THREADS_MAX {
         let message = format!("{} reads at a time; at most {IO_THREADS_MAX}", tiers.io_threads);
         return refuse("io-threads", message);
+    }
+    if tiers.io_depth > IO_DEPTH_MAX {
+        let message = format!("{} reads at a time; at most {IO_DEPTH_MAX}", tiers.io_depth);
+        return refuse("io-depth", message);
     }
     Ok(tiers)
 }

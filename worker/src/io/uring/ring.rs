@@ -18,7 +18,7 @@ use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use super::{PAUSE, ReadSink, Work};
-use crate::io::progress::Piece;
+use crate::{io::progress::Piece, tier_options::IO_DEPTH_MAX};
 
 /// Marks the completion of the wake-up; reads have their place in the table.
 const WAKE: u64 = u64::MAX;
@@ -56,6 +56,7 @@ impl std::fmt::Debug for Ring {
 impl Ring {
     /// Opens a ring for `depth` reads at a time and tries it. `wake` ends a wait when it is written to.
     pub(super) fn open(depth: u32, wake: OwnedFd) -> io::Result<Self> {
+        let depth = depth.clamp(1, IO_DEPTH_MAX);
         // One more for the wake-up. The completion queue has twice as many entries, so it never overflows.
         let ring = IoUring::new((depth + 1).next_power_of_two())?;
         let mut probe = Probe::new();
