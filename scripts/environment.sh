@@ -124,3 +124,22 @@ fetch_wheel() {
 target_directory() {
   cargo metadata --format-version 1 --no-deps --quiet | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'
 }
+
+# fetch_guest_kernel: prints the path of a Debian kernel for an emulated machine; downloads it once and installs nothing.
+# Returns 1 where apt does not know one.
+fetch_guest_kernel() {
+  local kernel package work
+  kernel="$(cache_directory)/guest-vmlinuz"
+  if [ ! -s "$kernel" ]; then
+    # The package of this name is empty; the kernel is in the one that it depends on.
+    package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -1)
+    [ -n "$package" ] || return 1
+    work=$(mktemp -d)
+    if (cd "$work" && apt-get download -qq "$package" >/dev/null 2>&1) &&
+      dpkg --fsys-tarfile "$work"/*.deb | tar -xOf - --wildcards './boot/vmlinuz-*' >"$kernel.partial"; then
+      mv "$kernel.partial" "$kernel"
+    fi
+    rm -rf "$work" "$kernel.partial"
+  fi
+  [ -s "$kernel" ] && printf '%s\n' "$kernel"
+}

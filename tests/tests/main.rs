@@ -11,6 +11,7 @@ mod clients;
 mod kernels_f64;
 mod kernels_spec;
 mod metrics;
+mod numa;
 mod oracle_smol;
 mod oracle_tiny;
 mod protocol;
