@@ -14,6 +14,7 @@ use crate::{
     budget::{Budget, RamBudget},
     counters::Counters,
     error::Error,
+    guard::{MemoryGuard, SystemProbe},
     io::open_reader,
     memory::{MemoryOptions, SlotAllocator},
     payload::Buffers,
@@ -75,15 +76,18 @@ impl ExpertCore {
     ) -> Result<Arc<Self>, Error> {
         let budget = Budget::of_worker(&container, &config.tiers, config.threads)?;
         budget.log();
-        Self::with_budget(container, kernels, config, budget.experts)
+        let guard = Arc::new(MemoryGuard::new(&budget, Box::new(SystemProbe)));
+        Self::with_budget(container, kernels, config, budget.experts, guard)
     }
 
-    /// As [`Self::new`], with a part of the memory that this process has divided among its workers.
+    /// As [`Self::new`], with a part of the memory that this process has divided among its workers, and the guard that they
+    /// share.
     pub fn with_budget(
         container: Arc<Container>,
         kernels: Kernels,
         config: WorkerConfig,
         budget: RamBudget,
+        guard: Arc<MemoryGuard>,
     ) -> Result<Arc<Self>, Error> {
         let setting = |name, value: &dyn ToString, reason| Error::Setting {
             name,
@@ -135,7 +139,7 @@ impl ExpertCore {
             SlotAllocator::new(MemoryOptions::default()),
             open,
         )?;
-        let store = Box::new(store);
+        let store = Box::new(store.watched_by(guard));
         Ok(Arc::new(Self {
             hidden: model.hidden_size,
             format: container.manifest().numeric_class.expert_activations(),

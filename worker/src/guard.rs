@@ -42,7 +42,11 @@ pub struct MemoryGuard {
 impl MemoryGuard {
     /// A guard of a process with this budget, before any expert is in memory.
     pub fn new(budget: &Budget, probe: Box<dyn Probe>) -> Self {
-        let guard = Guard::new(budget.peak(0), budget.kept_free());
+        Self::with(Guard::new(budget.peak(0), budget.kept_free()), probe)
+    }
+
+    /// A guard that decides like `guard`.
+    pub fn with(guard: Guard, probe: Box<dyn Probe>) -> Self {
         Self { probe, guard: Mutex::new(guard) }
     }
 

@@ -16,7 +16,10 @@ use shimmer_proto::{
     v1::WorkerStatus,
 };
 use shimmer_worker::{
-    ExpertCore, ExpertSession, TierOptions, WorkerConfig, placement::PlanError, store::LoadProgress,
+    ExpertCore, ExpertSession, TierOptions, WorkerConfig,
+    guard::{MemoryGuard, SystemProbe},
+    placement::PlanError,
+    store::LoadProgress,
 };
 
 use super::plan::{PlannedWorker, ProcessPlan};
@@ -80,7 +83,8 @@ impl LocalTransport {
         tiers: &TierOptions,
         threads: usize,
     ) -> Result<Self, LocalError> {
-        let ProcessPlan { workers, placement, .. } = plan;
+        let ProcessPlan { workers, placement, budget } = plan;
+        let guard = Arc::new(MemoryGuard::new(&budget, Box::new(SystemProbe)));
         let mut pool = None;
         let mut sessions = Vec::with_capacity(workers.len());
         for PlannedWorker { id, weight, budget, .. } in workers {
@@ -92,7 +96,13 @@ impl LocalTransport {
                 pool: pool.clone(),
                 build: BUILD.to_owned(),
             };
-            let core = ExpertCore::with_budget(Arc::clone(container), kernels, config, budget)?;
+            let core = ExpertCore::with_budget(
+                Arc::clone(container),
+                kernels,
+                config,
+                budget,
+                Arc::clone(&guard),
+            )?;
             pool = Some(Arc::clone(core.pool()));
             sessions.push(core.session());
         }

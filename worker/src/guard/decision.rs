@@ -1,10 +1,10 @@
 //! When the cache shrinks, by how much, and when it may grow again.
 
 /// Checks without a shortage before the cache grows again: what pressed once may come back.
-const CALM_CHECKS: u32 = 64;
+const CALM_CHECKS: u32 = 16;
 
-/// Part of the planned cache that comes back at a time.
-const GROWTH_STEPS: u64 = 16;
+/// Steps in which all of the plan comes back; one is never less than a slot.
+const GROWTH_STEPS: u64 = 8;
 
 /// What was measured. Absent is what could not be read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -15,15 +15,17 @@ pub struct Reading {
     pub headroom: Option<u64>,
 }
 
-/// The bounded cache of one store.
+/// The slots of one store, those of pinned experts included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheBytes {
     /// As planned.
     pub planned: u64,
     /// As allowed now.
     pub now: u64,
-    /// One slot for each layer that needs one: it never gets smaller.
+    /// What is pinned, and one slot for each layer that needs one: it never gets smaller.
     pub least: u64,
+    /// The largest slot.
+    pub slot: u64,
 }
 
 /// What to do.
@@ -80,8 +82,9 @@ impl Guard {
             return if bytes > 0 { Decision::Shrink(bytes) } else { Decision::Keep };
         }
         let missing = cache.planned.saturating_sub(cache.now);
-        let room = left.saturating_sub(wanted).min(missing).min(cache.planned / GROWTH_STEPS);
-        if room == 0 {
+        let step = (cache.planned / GROWTH_STEPS).max(cache.slot);
+        let room = left.saturating_sub(wanted).min(missing).min(step);
+        if room < cache.slot.max(1) {
             self.calm = 0;
             return Decision::Keep;
         }

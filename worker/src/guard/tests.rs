@@ -33,7 +33,7 @@ fn workers_of_a_process_share_one_guard() {
     };
     let guard = MemoryGuard::new(&budget, Box::new(Told(&HEADROOM)));
     guard.promised(0, 200 * MIB);
-    let cache = CacheBytes { planned: 100 * MIB, now: 100 * MIB, least: MIB };
+    let cache = CacheBytes { planned: 100 * MIB, now: 100 * MIB, least: MIB, slot: MIB };
     assert_eq!(guard.check(cache), Keep);
     HEADROOM.store(2 * MIB, Relaxed);
     assert_eq!(guard.check(cache), Shrink(30 * MIB));

@@ -74,6 +74,8 @@ impl Shared {
         progress: &dyn LoadProgress,
     ) -> Result<(), StoreError> {
         self.tiered.store(!plan.all_resident(), Relaxed);
+        self.planned.store(plan.bytes(), Relaxed);
+        self.promise(plan.bytes());
         self.unpin(plan);
         self.make_room(plan)?;
         self.grow(plan)?;
@@ -81,7 +83,7 @@ impl Shared {
     }
 
     /// What everything that is or will be claimed gets.
-    fn plan(&self, wanted: &[WantedLayer]) -> Result<TierPlan, StoreError> {
+    pub(super) fn plan(&self, wanted: &[WantedLayer]) -> Result<TierPlan, StoreError> {
         let absent = self.container.absent_layers();
         for WantedLayer { layer, experts } in wanted {
             let known = |&expert: &u32| {
@@ -182,7 +184,7 @@ impl Shared {
     }
 
     /// Gives layers the slots that they lack, the new ones of a layer in one mapping.
-    fn grow(&self, plan: &TierPlan) -> Result<(), StoreError> {
+    pub(super) fn grow(&self, plan: &TierPlan) -> Result<(), StoreError> {
         for planned in &plan.layers {
             let layer = self.planned(planned.layer);
             let missing = slots(planned).saturating_sub(layer.lock().slots.cap());

@@ -278,6 +278,7 @@ impl Drop for TieredRound<'_> {
         state.slots.end_work();
         self.shared.after_work(&mut state);
         self.layer.changed(state);
+        self.shared.watch();
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -25,6 +25,7 @@ use super::{
 use crate::{
     Error,
     budget::RamBudget,
+    guard::MemoryGuard,
     io::{ReadDone, ReadError, ReadJob, SlabReader},
     memory::SlotAllocator,
     prefetch::Pilots,
@@ -74,6 +75,14 @@ pub(crate) struct Shared {
     pub(super) claiming: Mutex<()>,
     /// Whether claimed experts exist that need not be in memory.
     pub(super) tiered: AtomicBool,
+    /// Watches the memory of the process.
+    pub(super) guard: Option<Arc<MemoryGuard>>,
+    /// Bytes of slots that the guard counts on.
+    pub(super) promised: AtomicU64,
+    /// Bytes of slots that the plan gives.
+    pub(super) planned: AtomicU64,
+    /// Works since the start, for the guard's turn.
+    pub(super) works: AtomicU64,
 }
 
 impl TieredStore {
@@ -110,8 +119,20 @@ impl TieredStore {
             reader,
             claiming: Mutex::default(),
             tiered: AtomicBool::new(false),
+            guard: None,
+            promised: AtomicU64::new(0),
+            planned: AtomicU64::new(0),
+            works: AtomicU64::new(0),
         };
         Ok(Self { shared: Arc::new(shared), pilots: Mutex::default() })
+    }
+
+    /// Asks a guard between works whether the memory is still there. Stores of one process share it.
+    #[must_use]
+    pub fn watched_by(mut self, guard: Arc<MemoryGuard>) -> Self {
+        let shared = Arc::get_mut(&mut self.shared).expect("nobody shares a new store");
+        shared.guard = Some(guard);
+        self
     }
 
     fn layer(&self, layer: u32) -> &Arc<Layer> {

@@ -1,13 +1,83 @@
-//! What is done to the slots between works: the cache gives memory back.
+//! What is done to the slots between works: the cache gives memory back when it is short, and takes it again.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use super::{
+    StoreError,
     layer::{Layer, LayerState},
     tiered::Shared,
 };
+use crate::guard::{CacheBytes, Decision};
+
+/// Works between two looks at the memory of the process. A look reads a few files of the kernel, 0.1 ms; that many works
+/// with reads take far more than ten.
+const GUARD_WORKS: u64 = 128;
 
 impl Shared {
+    /// Asks the guard, once in a while, and does what it says. Called without locks, after a work.
+    pub(super) fn watch(&self) {
+        let Some(guard) = self.guard.as_ref().filter(|_| self.tiered.load(Relaxed)) else { return };
+        if !(self.works.fetch_add(1, Relaxed) + 1).is_multiple_of(GUARD_WORKS) {
+            return;
+        }
+        let mut cache = CacheBytes { planned: self.planned.load(Relaxed), ..CacheBytes::default() };
+        for layer in self.layers() {
+            let state = layer.lock();
+            cache.now += layer.bytes(state.slots.cap());
+            cache.least += layer.bytes(least(&state, layer.experts));
+            cache.slot = cache.slot.max(layer.bytes(1));
+        }
+        match guard.check(cache) {
+            Decision::Keep => {}
+            Decision::Shrink(bytes) => {
+                self.shrink(bytes);
+            }
+            Decision::Grow(bytes) => match self.regrow(bytes) {
+                Ok(0) => {}
+                Ok(grown) => tracing::info!(bytes = grown, "the cache of experts grows again"),
+                Err(error) => tracing::warn!(%error, "growing the cache of experts again"),
+            },
+        }
+    }
+
+    /// Tells the guard how many bytes of slots there will be. The caller holds `claiming`.
+    pub(super) fn promise(&self, bytes: u64) {
+        let before = self.promised.swap(bytes, Relaxed);
+        if let Some(guard) = &self.guard {
+            guard.promised(before, bytes);
+        }
+    }
+
+    /// Gives up to `bytes` of slots back to the layers that lack most of what the plan gives them. The bytes given.
+    fn regrow(&self, bytes: u64) -> Result<u64, StoreError> {
+        let Ok(_no_claim) = self.claiming.try_lock() else { return Ok(0) };
+        let mut plan = self.plan(&[])?;
+        let mut missing: Vec<usize> = Vec::with_capacity(plan.layers.len());
+        for planned in &plan.layers {
+            let slots = planned.pinned.len() + planned.cache_slots as usize;
+            let cap = self.layer(planned.layer).map_or(slots, |layer| layer.lock().slots.cap());
+            missing.push(slots.saturating_sub(cap));
+        }
+        let (mut given, mut grown) = (vec![0; missing.len()], 0);
+        while let Some(index) =
+            (0..missing.len()).max_by_key(|&index| missing[index] - given[index])
+        {
+            let stride = plan.layers[index].stride;
+            if missing[index] == given[index] || grown + stride > bytes {
+                break;
+            }
+            given[index] += 1;
+            grown += stride;
+        }
+        for ((layer, missing), given) in plan.layers.iter_mut().zip(missing).zip(given) {
+            let withheld = u32::try_from(missing - given).unwrap_or(u32::MAX);
+            layer.cache_slots = layer.cache_slots.saturating_sub(withheld);
+        }
+        self.promise(self.promised.load(Relaxed) + grown);
+        self.grow(&plan)?;
+        Ok(grown)
+    }
+
     /// Takes slots of the cache out of use until they make up `bytes`, from the layer that has most to spare each time.
     /// Slots that are in use go when they come back. Bytes given back or about to be.
     pub(super) fn shrink(&self, bytes: u64) -> u64 {
@@ -41,6 +111,7 @@ impl Shared {
             }
         }
         if taken > 0 {
+            self.promise(self.promised.load(Relaxed).saturating_sub(taken));
             self.counters.guard_shrinks.fetch_add(1, Relaxed);
             tracing::warn!(bytes = taken, "memory is short; the cache of experts was made smaller");
         }
@@ -54,3 +125,6 @@ fn least(state: &LayerState, experts: u32) -> usize {
     let claimed = (0..experts).filter(|&expert| state.slots.is_claimed(expert)).count();
     pinned + usize::from(claimed > pinned)
 }
+
+#[cfg(test)]
+mod tests;
