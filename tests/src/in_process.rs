@@ -16,7 +16,7 @@ use shimmer_coordinator::{
 use shimmer_kernels::{Isa, Kernels};
 use shimmer_model::Container;
 use shimmer_worker::{
-    TierOptions,
+    ExpertCore, TierOptions, TierSnapshot,
     budget::{STEP_ROWS, WorkShape},
 };
 
@@ -53,6 +53,7 @@ impl InProcessOptions {
 #[derive(Debug)]
 pub struct InProcess {
     engine: EngineHandle,
+    workers: Vec<Arc<ExpertCore>>,
     tokenizer: Arc<Tokenizer>,
     container: Arc<Container>,
     next_id: AtomicU64,
@@ -81,6 +82,7 @@ impl InProcess {
             .expect("the experts fit");
         let transport = LocalTransport::start(&container, kernels, plan, tiers, *threads)
             .expect("the workers start");
+        let workers = transport.cores();
         let json = container
             .tokenizer_json()
             .expect("the tokenizer can be read")
@@ -105,7 +107,19 @@ impl InProcess {
             config,
         })
         .expect("the engine starts");
-        Self { engine, tokenizer, container, next_id: AtomicU64::new(0) }
+        Self { engine, workers, tokenizer, container, next_id: AtomicU64::new(0) }
+    }
+
+    /// What each worker counts of its expert tiers.
+    pub fn tiers(&self) -> Vec<TierSnapshot> {
+        self.workers.iter().map(|worker| worker.tier_snapshot()).collect()
+    }
+
+    /// Takes memory from the cache of each worker.
+    pub fn shrink(&self, bytes: u64) {
+        for worker in &self.workers {
+            worker.shrink_cache(bytes);
+        }
     }
 
     /// Logits of every position.

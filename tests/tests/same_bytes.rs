@@ -5,6 +5,7 @@
 
 mod in_process;
 mod processes;
+mod tiers;
 
 use shimmer_kernels::{Isa, WeightFormat};
 use shimmer_model::{

@@ -207,6 +207,12 @@ impl ExpertCore {
         self.store.wants_hints()
     }
 
+    /// Takes idle slots of the cache, the coldest experts first, until as many bytes are back with the system or every
+    /// layer is at its least. The bytes.
+    pub fn shrink_cache(&self, bytes: u64) -> u64 {
+        self.store.shrink(bytes)
+    }
+
     /// What the tiers have counted, and how full they are.
     pub fn tier_snapshot(&self) -> TierSnapshot {
         self.store.snapshot()

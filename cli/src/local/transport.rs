@@ -122,6 +122,11 @@ impl LocalTransport {
         })
     }
 
+    /// The workers, for their counters.
+    pub fn cores(&self) -> Vec<Arc<ExpertCore>> {
+        self.sessions.iter().map(|session| Arc::clone(session.core())).collect()
+    }
+
     /// What `GetModel` says about the workers; it does not change.
     pub fn status(&self) -> ClusterStatus {
         self.status.clone()
