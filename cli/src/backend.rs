@@ -17,6 +17,7 @@ use crate::{
     config::{HostPort, Period, Target},
     error::Error,
     local::LocalCluster,
+    profile::Moment,
 };
 
 /// Events of one generation.
@@ -61,6 +62,14 @@ impl Backend {
                 Ok(Box::pin(client.clone().generate(request).await?.into_inner()))
             }
             Self::Local(cluster) => Ok(Box::pin(cluster.inference().start(request).await?)),
+        }
+    }
+
+    /// Everything that is counted in this process, now; nothing where the work is done by others.
+    pub(crate) fn moment(&self) -> Option<Moment> {
+        match self {
+            Self::Remote(_) => None,
+            Self::Local(cluster) => Some(cluster.moment()),
         }
     }
 

@@ -13,6 +13,7 @@ pub mod local;
 pub mod logging;
 mod metrics;
 mod output;
+mod profile;
 mod progress;
 mod shutdown;
 

@@ -14,13 +14,14 @@ use shimmer_coordinator::{
 };
 use shimmer_kernels::{Isa, Kernels};
 use shimmer_model::Container;
-use shimmer_worker::budget::WorkShape;
+use shimmer_worker::{ExpertCore, budget::WorkShape};
 use tokio::sync::watch;
 
 use crate::{
     commands::{BUILD, open_container},
     config::InProcess,
     error::Error,
+    profile::Moment,
 };
 pub use plan::{PlannedWorker, ProcessPlan, engine_terms};
 pub use transport::{LocalError, LocalTransport};
@@ -29,6 +30,7 @@ pub use transport::{LocalError, LocalTransport};
 #[derive(Debug)]
 pub struct LocalCluster {
     inference: Inference,
+    cores: Vec<Arc<ExpertCore>>,
     // The inference service watches this end.
     _status: watch::Sender<ClusterStatus>,
 }
@@ -60,17 +62,22 @@ impl LocalCluster {
         let transport =
             LocalTransport::start(&container, kernels, plan, &options.tiers, options.threads)
                 .map_err(refuse)?;
-        let status = transport.status();
+        let (status, cores) = (transport.status(), transport.cores());
         let name = container.manifest().source.name.clone();
         let (status, receiver) = watch::channel(status);
         let inference =
             inference(&container, kernels, wrap(Box::new(transport)), config, receiver, name)?;
-        Ok(Self { inference, _status: status })
+        Ok(Self { inference, cores, _status: status })
     }
 
     /// The service, as clients see it over gRPC.
     pub fn inference(&self) -> &Inference {
         &self.inference
+    }
+
+    /// Everything that is counted, now.
+    pub(crate) fn moment(&self) -> Moment {
+        Moment::now(Some(self.inference.engine().stats()), &self.cores)
     }
 }
 

@@ -159,6 +159,7 @@ fn print_config_shows_the_effective_settings() {
         "load-stall-timeout = \"120s\"  (default)",
         "layer-timeout = \"10s\"  (default)",
         "drain-timeout = \"25s\"  (default)",
+        "# metrics-listen =  (not set)",
         "log = \"info\"  (default)",
         "log-format = \"text\"  (default)",
     ];
@@ -312,6 +313,40 @@ fn generate_gives_one_line_of_json_whatever_the_workers() {
         assert_eq!(other["logits_sha256"], one["logits_sha256"], "{workers:?}");
         assert_eq!(other["tokens"], one["tokens"], "{workers:?}");
     }
+}
+
+#[test]
+fn a_profile_changes_no_byte_and_says_what_it_knows() {
+    let directory = tempfile::tempdir().unwrap();
+    let container = container(directory.path());
+    let run = |flags: &[&str]| -> serde_json::Value {
+        let common = ["generate", "--in-process", "--container", &container, "--json"];
+        let work = ["--prompt-tokens", "40", "--max-tokens", "12", "--ignore-eos", "--seed", "7"];
+        let output = check(&[&common[..], &work, flags].concat(), &[], 0, &[]);
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let plain = run(&[]);
+    assert!(plain.get("profile").is_none());
+    for flags in [&["--cap", "2"][..], &["--cap", "1", "--workers", "3", "--pilot-workers", "8"]] {
+        let quiet = run(flags);
+        let told = run(&[flags, &["--profile"]].concat());
+        for value in [&quiet, &told] {
+            assert_eq!(value["logits_sha256"], plain["logits_sha256"], "{flags:?}");
+        }
+        let profile = &told["profile"];
+        let number = |path: &str| profile.pointer(path).unwrap().as_f64().unwrap();
+        assert!(number("/experts/miss_rate") > 0.0, "{profile}");
+        assert!(number("/read/mb_per_token") > 0.0);
+        assert!(number("/prefetch/hints") > 0.0);
+        assert!(number("/prefetch/recall/row") > 0.0);
+        assert!((number("/decode/steps") - 11.0).abs() < 0.5);
+    }
+    let resident = run(&["--profile"]);
+    let profile = &resident["profile"];
+    assert_eq!(profile["experts"]["hit_rate"], 1.0, "everything fits");
+    assert_eq!(profile["prefetch"]["hints"], 0);
+    assert!(profile["prefetch"]["recall"]["row"].is_null(), "unknown is null");
+    check(&["generate", "--prompt", "a", "--profile"], &[], 2, &["profile", "--in-process"]);
 }
 
 #[test]

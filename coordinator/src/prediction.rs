@@ -51,6 +51,18 @@ pub struct Recall {
     pub previous: Overlap,
 }
 
+impl Recall {
+    /// What was compared after an earlier moment of the same sums.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            rows: self.rows.since(&earlier.rows),
+            steps: self.steps.since(&earlier.steps),
+            previous: self.previous.since(&earlier.previous),
+        }
+    }
+}
+
 /// The union of many rows' experts, most likely first.
 #[derive(Debug, Default)]
 pub struct Ranking {

@@ -53,6 +53,12 @@ impl WorkerReport {
     }
 }
 
+/// Whether a counter of a report says how things stand, not what has happened since the start.
+pub fn is_gauge(counter: &str) -> bool {
+    let shows = |family: &&Family| family.series.iter().any(|(_, name)| *name == counter);
+    FAMILIES.iter().find(shows).is_some_and(|family| matches!(family.kind, MetricType::Gauge))
+}
+
 /// Encodes a report whenever it is asked for.
 pub struct WorkerCollector<F>(pub F);
 

@@ -17,6 +17,7 @@ use crate::{
     error::Error,
     logging::LogArgs,
     output,
+    profile::Profile,
 };
 pub use input::InputArgs;
 pub use report::Report;
@@ -59,11 +60,24 @@ pub fn run(config: GenerateConfig, input: InputArgs, log: &LogArgs) -> Result<()
             let vocab_size =
                 if input.needs_vocabulary() { backend.model().await?.vocab_size } else { 0 };
             let request = request(&config.sampling, &input, vocab_size)?;
+            let before = backend.moment().filter(|_| config.profile);
             let report = generate(&backend, request, !input.json).await?;
+            let after = backend.moment();
+            let profile =
+                before.zip(after).map(|(before, after)| Profile::between(&before, &after));
             if input.json {
-                output::json(&report.json())?;
-            } else if output::is_watched() {
-                output::note(&report.summary());
+                let mut value = report.json();
+                if let Some(profile) = &profile {
+                    value["profile"] = profile.json();
+                }
+                output::json(&value)?;
+            } else {
+                if output::is_watched() {
+                    output::note(&report.summary());
+                }
+                if let Some(profile) = &profile {
+                    output::note(&profile.text());
+                }
             }
         }
         Ok(())

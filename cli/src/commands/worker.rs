@@ -16,7 +16,9 @@ use crate::{
     local::{kernels, refuse_worker},
     logging,
     metrics::{self, Metrics, Page},
-    output, shutdown,
+    output,
+    profile::{Moment, Profile},
+    shutdown,
 };
 
 /// Runs the command.
@@ -53,10 +55,13 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         let options =
             ServeConfig { drain_timeout: config.drain_timeout.0, ..ServeConfig::default() };
         let page = page(&core);
-        let serving = serve(core, listener, options, shutdown.clone());
+        let serving = serve(Arc::clone(&core), listener, options, shutdown.clone());
         metrics::beside(serving, metrics, page, shutdown)
             .await
             .map_err(|error| Error::failed("the worker stopped", error))?;
+        if config.profile {
+            output::note(&Profile::between(&Moment::default(), &Moment::now(None, &[core])).text());
+        }
         tracing::info!("stopped");
         Ok(())
     })

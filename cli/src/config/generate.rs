@@ -61,6 +61,11 @@ settings_with_tiers! {
         prefill_chunk: NonZeroUsize = NonZeroUsize::new(256).expect("not zero"),
             because "large enough for full speed; the bytes are equal for any size";
 
+        /// Shows after the answer where time and bytes went, in-process; under `profile` with --json
+        #[arg(long, env = "SHIMMER_PROFILE", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+            default_missing_value = "true", help_heading = "Experts")]
+        profile: bool = false, because "the answer is the result; counting goes on either way and changes no byte";
+
         /// Time to connect to the coordinator
         #[arg(long, env = "SHIMMER_CONNECT_TIMEOUT", value_name = "TIME", help_heading = "Where")]
         connect_timeout: Period = Period::seconds(5), because "a live host answers in milliseconds";
@@ -178,6 +183,8 @@ pub struct SamplingConfig {
 pub struct GenerateConfig {
     pub target: Target,
     pub sampling: SamplingConfig,
+    /// In-process only.
+    pub profile: bool,
 }
 
 impl GenerateSettings {
@@ -203,7 +210,12 @@ impl GenerateSettings {
             max_tokens: all.max_tokens.map(NonZeroU32::get),
             ignore_eos: all.ignore_eos,
         };
-        Ok(GenerateConfig { target: all.target()?, sampling })
+        let profile = all.profile == Some(true);
+        if profile && all.in_process != Some(true) {
+            let message = "is used with --in-process only; a coordinator and its workers show theirs with --metrics-listen";
+            return Err(ConfigError::invalid("profile", message));
+        }
+        Ok(GenerateConfig { target: all.target()?, sampling, profile })
     }
 
     fn target(self) -> Result<Target, ConfigError> {

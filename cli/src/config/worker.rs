@@ -40,6 +40,11 @@ settings_with_tiers! {
         #[arg(long, env = "SHIMMER_DRAIN_TIMEOUT", value_name = "TIME")]
         drain_timeout: Period = Period::seconds(10), because "a step takes milliseconds; Kubernetes kills after 30s";
 
+        /// Shows on standard error when the worker ends where experts were and what bringing them cost
+        #[arg(long, env = "SHIMMER_PROFILE", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+            default_missing_value = "true")]
+        profile: bool = false, because "the metrics page has the same while it runs; counting changes no byte";
+
         /// Address of the page that Prometheus reads: http://ADDRESS/metrics, and /metrics.json
         #[arg(long, env = "SHIMMER_METRICS_LISTEN", value_name = "ADDRESS")]
         metrics_listen: SocketAddr,
@@ -67,6 +72,7 @@ pub struct WorkerConfig {
     pub threads: usize,
     pub isa: Option<Isa>,
     pub drain_timeout: Period,
+    pub profile: bool,
     /// Absent: no page.
     pub metrics_listen: Option<SocketAddr>,
     pub log: LogFilter,
@@ -97,6 +103,7 @@ impl WorkerSettings {
             drain_timeout: all
                 .drain_timeout
                 .ok_or_else(|| ConfigError::missing("drain-timeout"))?,
+            profile: all.profile == Some(true),
             metrics_listen: all.metrics_listen,
             log: all.log.ok_or_else(|| ConfigError::missing("log"))?,
             log_format: all.log_format.ok_or_else(|| ConfigError::missing("log-format"))?,

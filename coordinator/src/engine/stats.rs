@@ -49,6 +49,35 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
+    /// What happened after an earlier moment of the same engine; how things stand is as it is now.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let worker = |(now, before): (&WorkerStats, &WorkerStats)| WorkerStats {
+            results: now.results - before.results,
+            expert_rows: now.expert_rows - before.expert_rows,
+            compute: now.compute.saturating_sub(before.compute),
+            wait: now.wait.saturating_sub(before.wait),
+        };
+        let none = vec![WorkerStats::default(); self.workers.len()];
+        let before = if earlier.workers.is_empty() { &none } else { &earlier.workers };
+        Self {
+            decode_steps: self.decode_steps - earlier.decode_steps,
+            prefill_steps: self.prefill_steps - earlier.prefill_steps,
+            decode_rows: self.decode_rows - earlier.decode_rows,
+            prefill_rows: self.prefill_rows - earlier.prefill_rows,
+            generated_tokens: self.generated_tokens - earlier.generated_tokens,
+            finished: self.finished - earlier.finished,
+            cancelled: self.cancelled - earlier.cancelled,
+            failed: self.failed - earlier.failed,
+            decode_step: self.decode_step.since(&earlier.decode_step),
+            layer_wait: self.layer_wait.since(&earlier.layer_wait),
+            workers: self.workers.iter().zip(before).map(worker).collect(),
+            recall: self.recall.since(&earlier.recall),
+            hints: self.hints - earlier.hints,
+            ..*self
+        }
+    }
+
     /// Notes a step that has ended.
     pub(super) fn step(
         &mut self,

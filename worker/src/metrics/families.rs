@@ -71,6 +71,7 @@ pub(super) const FAMILIES: &[Family] = &[
             ("stale", "work_stale"),
             ("malformed", "work_malformed"),
             ("not_owned", "work_not_owned"),
+            ("not_loaded", "work_not_loaded"),
             ("overflow", "work_overflowed"),
         ],
     ),
