@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     commands::{
+        bench::BenchArgs,
         convert::ConvertArgs,
         demo::DemoArgs,
         generate::GenerateArgs,
@@ -57,7 +58,6 @@ pub struct Cli {
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "one value per process")]
 pub enum Command {
     /// Makes the demo model, starts a coordinator and two workers, and streams an answer
     Demo(DemoArgs),
@@ -67,6 +67,8 @@ pub enum Command {
     Worker(RoleArgs<WorkerSettings>),
     /// Generates text, on a coordinator or inside this process
     Generate(GenerateArgs),
+    /// Compares settings of an in-process cluster by the same work, in turn
+    Bench(BenchArgs),
     /// Shows the token ids of a text
     Tokenize(TokenizeArgs),
     /// Shows the text of token ids

@@ -70,6 +70,10 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
             Some(settings) => commands::generate::run(settings.validate()?, args.input, &args.log),
             None => Ok(()),
         },
+        Command::Bench(args) => match settings(&args.settings, &args.file, matches)? {
+            Some(settings) => commands::bench::run(&settings, &args),
+            None => Ok(()),
+        },
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Detokenize(args) => commands::tokenize::detokenize(&args),
         Command::Convert(args) => commands::convert::run(&args),

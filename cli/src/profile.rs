@@ -90,7 +90,7 @@ impl Profile {
     /// Seconds of the steps of decode rows alone.
     pub(crate) fn decode_wall(&self) -> Option<f64> {
         let engine = self.engine.as_ref()?;
-        (engine.decode_steps > 0).then(|| engine.decode_step.sum.as_secs_f64())
+        (engine.decode_steps > 0).then_some(engine.decode_step.sum.as_secs_f64())
     }
 
     /// Every figure; unknown ones are null.

@@ -20,6 +20,7 @@ use crate::{
     profile::Profile,
 };
 pub use input::InputArgs;
+pub(super) use input::synthetic;
 pub use report::Report;
 
 const EXAMPLES: &str = "\

@@ -201,7 +201,7 @@ fn read_text(path: &std::path::Path) -> Result<String, Error> {
 }
 
 /// `count` token ids below `vocab_size`, spread over the vocabulary by a fixed multiplicative walk.
-pub(super) fn synthetic(count: u32, vocab_size: u32) -> Vec<u32> {
+pub(in crate::commands) fn synthetic(count: u32, vocab_size: u32) -> Vec<u32> {
     // 2^32 divided by the golden ratio: steps of it visit any range evenly.
     const STEP: u32 = 0x9E37_79B9;
     let spread = |index: u32| (u64::from(index.wrapping_mul(STEP)) * u64::from(vocab_size)) >> 32;

@@ -25,11 +25,11 @@ impl Report {
         self.logprobs.extend(delta.logprobs);
     }
 
-    fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> Usage {
         self.finished.as_ref().and_then(|finished| finished.usage).unwrap_or_default()
     }
 
-    fn timings(&self) -> Timings {
+    pub(crate) fn timings(&self) -> Timings {
         self.finished.as_ref().and_then(|finished| finished.timings.clone()).unwrap_or_default()
     }
 
