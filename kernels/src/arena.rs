@@ -70,12 +70,13 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Asks for huge pages. Advice only: a system without them is slower, not wrong.
+    /// Asks for huge pages where the arena fills them: the touch of a part of one would take more memory than was asked for.
+    /// Advice only: a system without them is slower, not wrong.
     fn advise_huge_pages(&self) {
         #[cfg(target_os = "linux")]
         {
-            let len = self.mapped_bytes();
-            // SAFETY: the range is this arena's mapping, and the advice changes no contents.
+            let len = self.len / PAGE_BYTES * PAGE_BYTES;
+            // SAFETY: the range lies in this arena's mapping, and the advice changes no contents.
             let _refused =
                 unsafe { libc::madvise(self.start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         }
