@@ -90,6 +90,10 @@ fn alignment(file: &File) -> Option<usize> {
 
 /// The name of the network file system that a file lies on, if it does.
 pub(super) fn network_file_system(file: &File) -> Option<&'static str> {
+    network_name(i128::from(rustix::fs::fstatfs(file).ok()?.f_type))
+}
+
+fn network_name(magic: i128) -> Option<&'static str> {
     // From linux/magic.h and the file systems' own sources.
     const NETWORK: [(u32, &str); 10] = [
         (0x0000_6969, "NFS"),
@@ -103,8 +107,7 @@ pub(super) fn network_file_system(file: &File) -> Option<&'static str> {
         (0x1980_0202, "BeeGFS"),
         (0x6573_5546, "FUSE"),
     ];
-    let found = rustix::fs::fstatfs(file).ok()?.f_type;
-    NETWORK.iter().find(|(magic, _)| i128::from(*magic) == i128::from(found)).map(|(_, name)| *name)
+    NETWORK.iter().find(|(known, _)| i128::from(*known) == magic).map(|(_, name)| *name)
 }
 
 #[cfg(test)]
@@ -123,6 +126,16 @@ mod tests {
         assert!(alignment.is_power_of_two() && alignment <= ALIGNMENT);
         assert!(direct.refuse() && !direct.refuse());
         assert_eq!(direct.alignment(), None);
+    }
+
+    #[test]
+    fn network_file_systems_are_named() {
+        assert_eq!(network_name(0x6969), Some("NFS"));
+        assert_eq!(network_name(0x0BD0_0BD0), Some("Lustre"));
+        // ext4, XFS, tmpfs, overlay.
+        for local in [0xEF53, 0x5846_5342, 0x0102_1994, 0x794C_7630] {
+            assert_eq!(network_name(local), None);
+        }
     }
 
     #[test]
