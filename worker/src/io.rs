@@ -14,7 +14,12 @@ mod progress;
 mod slabs;
 mod uring;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
 
 use shimmer_model::Container;
 
@@ -96,7 +101,7 @@ pub fn open_reader(
 fn start(mut slabs: Slabs, options: &TierOptions) -> Result<Arc<dyn SlabReader>, Error> {
     let TierOptions { mut io, io_threads: threads, io_depth: depth, .. } = *options;
     if io == IoBackend::Uring {
-        match Uring::start(slabs, depth) {
+        match Uring::start(slabs, depth, threads) {
             Ok(ring) => return Ok(Arc::new(ring)),
             Err((back, error)) => {
                 Counters::bump(&back.counters().uring_fallbacks);
@@ -112,6 +117,16 @@ fn start(mut slabs: Slabs, options: &TierOptions) -> Result<Arc<dyn SlabReader>,
     let pool =
         Pool::start(slabs, threads, io).map_err(|source| Error::IoThreads { threads, source })?;
     Ok(Arc::new(pool))
+}
+
+/// Waits for threads of a reader. A sink that held the last reference drops the reader on one of them, which cannot wait
+/// for itself.
+fn join_others(threads: &mut Vec<JoinHandle<()>>) {
+    for thread in threads.drain(..) {
+        if thread.thread().id() != thread::current().id() {
+            thread.join().expect("a sink does not panic");
+        }
+    }
 }
 
 impl fmt::Debug for dyn ReadSink {

@@ -35,7 +35,7 @@ pub struct TierOptions {
     pub evict_guard: bool,
     /// How slabs are read.
     pub io: IoBackend,
-    /// Threads that read for the demand path, unless io_uring does.
+    /// Threads that read for the demand path; with io_uring they only compare slabs with their digest.
     pub io_threads: usize,
     /// Reads that io_uring has under way at a time, at most [`IO_DEPTH_MAX`].
     pub io_depth: u32,

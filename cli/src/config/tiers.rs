@@ -94,7 +94,8 @@ macro_rules! settings_with_tiers {
                 io: shimmer_worker::tier_options::IoBackend = shimmer_worker::tier_options::IoBackend::Pread,
                     because "works everywhere; containers often forbid io_uring";
 
-                /// Reads under way at the same time with pread and buffered: a thread for each
+                /// Threads that read with pread and buffered, one slab each at a time; with uring they only compare first reads
+                /// with their digest
                 #[arg(long, env = "SHIMMER_IO_THREADS", value_name = "COUNT", allow_negative_numbers = true,
                     help_heading = "Experts")]
                 io_threads: std::num::NonZeroUsize = std::num::NonZeroUsize::new(4).expect("not zero"),

@@ -13,6 +13,7 @@ use std::{
 use super::{
     ReadDone, ReadError, ReadJob, ReadSink, SlabReader,
     cursor::{Cursor, Generation, JOBS_MAX},
+    join_others,
     slabs::Slabs,
 };
 use crate::tier_options::IoBackend;
@@ -97,12 +98,7 @@ impl Drop for Pool {
             self.shared.closed.store(true, Relaxed);
         }
         self.shared.changed.notify_all();
-        for thread in self.threads.drain(..) {
-            // A sink that held the last reference drops the pool on a thread of the pool, which cannot wait for itself.
-            if thread.thread().id() != thread::current().id() {
-                thread.join().expect("a sink does not panic");
-            }
-        }
+        join_others(&mut self.threads);
     }
 }
 

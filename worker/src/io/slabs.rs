@@ -36,6 +36,13 @@ pub(super) struct Work {
     service: Duration,
 }
 
+impl Work {
+    /// All bytes have come, and are to be compared with the digest.
+    pub(super) fn is_unchecked(&self) -> bool {
+        matches!(self.progress.step(), Step::Check { .. })
+    }
+}
+
 /// What a job needs next.
 #[derive(Debug)]
 pub(super) enum Next {

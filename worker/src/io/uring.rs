@@ -1,7 +1,7 @@
 //! Reading with io_uring: one thread submits the slabs of all rounds and takes what comes back, in any order.
 //!
-//! What this thread does beside that, comparing a slab with its digest when it is read for the first time and calling the
-//! sink, happens while up to `depth` other reads are under way.
+//! A slab that is read for the first time is compared with its digest on threads beside it: a drive brings several times
+//! what one core can hash.
 
 #[expect(unsafe_code, reason = "the kernel writes to memory that no type can lend it")]
 mod ring;
@@ -18,8 +18,10 @@ use std::{
     time::Duration,
 };
 
+use crossbeam_channel::{Receiver, SendError, Sender};
+
 use super::{
-    ReadDone, ReadError, ReadJob, ReadSink, SlabReader,
+    ReadDone, ReadError, ReadJob, ReadSink, SlabReader, join_others,
     slabs::{Next, Slabs, Work},
 };
 use crate::{Counters, tier_options::IoBackend};
@@ -31,11 +33,11 @@ const AGAIN_MAX: u32 = 200;
 /// What the kernel gets to find memory again.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The thread with the ring.
+/// The thread with the ring, and those that compare.
 #[derive(Debug)]
 pub(super) struct Uring {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -56,8 +58,13 @@ struct Pending {
 }
 
 impl Uring {
-    /// Starts the thread, with at most `depth` reads under way. Gives the slabs back if the system has no io_uring for us.
-    pub(super) fn start(slabs: Slabs, depth: u32) -> Result<Self, (Slabs, io::Error)> {
+    /// Starts the threads, `checkers` of which compare, with at most `depth` reads under way. Gives the slabs back if the
+    /// system has no io_uring for us.
+    pub(super) fn start(
+        slabs: Slabs,
+        depth: u32,
+        checkers: usize,
+    ) -> Result<Self, (Slabs, io::Error)> {
         let opened = slabs.edge().open_ring().map_err(io::Error::from_raw_os_error);
         let opened = opened.and_then(|()| ring::eventfd()).and_then(|wake| {
             let ring = Ring::open(depth, wake.try_clone()?)?;
@@ -69,15 +76,30 @@ impl Uring {
         };
         let (incoming, closed) = (Mutex::default(), AtomicBool::new(false));
         let shared = Arc::new(Shared { slabs, incoming, wake, closed });
-        let thread = thread::Builder::new().name("shimmer-uring".to_owned());
-        let work = Arc::clone(&shared);
-        match thread.spawn(move || work.run(ring)) {
-            Ok(thread) => Ok(Self { shared, thread: Some(thread) }),
+        let (checks, due) = crossbeam_channel::unbounded();
+        let spawn = |name: String, run: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(name).spawn(run)
+        };
+        let own = Arc::clone(&shared);
+        let run = Box::new(move || own.run(ring, &checks));
+        let mut threads = match spawn("shimmer-uring".to_owned(), run) {
+            Ok(thread) => vec![thread],
             Err(error) => {
                 let shared = Arc::into_inner(shared).expect("the thread that shared it never ran");
-                Err((shared.slabs, error))
+                return Err((shared.slabs, error));
+            }
+        };
+        for number in 0..checkers {
+            let (own, due) = (Arc::clone(&shared), due.clone());
+            match spawn(format!("shimmer-check-{number}"), Box::new(move || own.check(&due))) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    tracing::warn!(%error, number, "slabs are compared by fewer threads");
+                    break;
+                }
             }
         }
+        Ok(Self { shared, threads })
     }
 }
 
@@ -100,11 +122,7 @@ impl Drop for Uring {
     fn drop(&mut self) {
         self.shared.closed.store(true, Relaxed);
         ring::wake(&self.shared.wake);
-        // A sink that held the last reference drops the reader on its own thread, which cannot wait for itself.
-        let thread = self.thread.take().filter(|own| own.thread().id() != thread::current().id());
-        if let Some(thread) = thread {
-            thread.join().expect("a sink does not panic");
-        }
+        join_others(&mut self.threads);
     }
 }
 
@@ -113,8 +131,15 @@ impl Shared {
         self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread: until the reader is closed and everything has ended.
-    fn run(&self, mut ring: Ring) {
+    /// A thread that compares: what is left of a job after that, too. Until the ring's thread has ended.
+    fn check(&self, due: &Receiver<Pending>) {
+        for Pending { work, sink } in due {
+            sink.done(self.slabs.finish(work));
+        }
+    }
+
+    /// The ring's thread: until the reader is closed and everything has ended.
+    fn run(&self, mut ring: Ring, checks: &Sender<Pending>) {
         // Jobs that need another read: the rest after a short one, or another copy.
         let mut pending = VecDeque::new();
         let mut again = 0;
@@ -132,7 +157,10 @@ impl Shared {
             while let Some((Flight { work, sink, piece, started }, answer)) = ring.reap() {
                 let mut job = Pending { work, sink };
                 self.slabs.answered(&mut job.work, &piece, answer, started.elapsed());
-                pending.push_back(job);
+                let job =
+                    if job.work.is_unchecked() { checks.send(job) } else { Err(SendError(job)) };
+                // Here goes what needs no comparison, and everything if there is no thread for it.
+                pending.extend(job.err().map(SendError::into_inner));
                 again = 0;
             }
             match submitted {
