@@ -10,6 +10,8 @@ mod error;
 mod layer;
 mod lease;
 mod round;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod tiered;
 mod upkeep;
 

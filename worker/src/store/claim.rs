@@ -392,3 +392,6 @@ impl ReadSink for PinSink {
         drop(self.ended.send(ended));
     }
 }
+
+#[cfg(test)]
+mod tests;

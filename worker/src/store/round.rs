@@ -380,3 +380,6 @@ fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests;

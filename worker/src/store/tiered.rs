@@ -135,6 +135,11 @@ impl TieredStore {
         self
     }
 
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     fn layer(&self, layer: u32) -> &Arc<Layer> {
         self.shared.layer(layer).expect("work names layers that have experts")
     }
@@ -261,6 +266,11 @@ impl Shared {
             Ok(reader) => reader.read_here(job),
             Err(_logged) => closed(job),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_reader(&self) -> bool {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// Ends the reader's threads, once the last read has ended.
