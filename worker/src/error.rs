@@ -3,7 +3,10 @@
 
 use std::{io, path::PathBuf};
 
-use crate::budget::{BudgetTerm, Size, Term};
+use crate::{
+    budget::{BudgetTerm, Size, Term},
+    history::HistoryError,
+};
 
 /// Failure of the worker itself.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +98,15 @@ pub enum Error {
     IoThreads {
         /// How many.
         threads: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The usage history cannot be used.
+    #[error(transparent)]
+    History(#[from] HistoryError),
+    /// The thread that saves the usage history could not be started.
+    #[error("starting a thread that saves the usage history")]
+    UsageThread {
         /// What the system said.
         source: io::Error,
     },

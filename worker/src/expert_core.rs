@@ -19,7 +19,7 @@ use crate::{
     memory::{MemoryOptions, SlotAllocator},
     payload::Buffers,
     session::ExpertSession,
-    store::{ExpertStore, OpenReader, TieredStore},
+    store::{ExpertStore, OpenReader, TierSetup, TieredStore},
     tier_counters::{TierCounters, TierSnapshot},
     tier_options::TierOptions,
 };
@@ -129,17 +129,15 @@ impl ExpertCore {
             let counters = Arc::clone(&tiers);
             OpenReader(Box::new(move || open_reader(&container, &options, &counters)))
         };
-        let options = config.tiers.clone();
-        let store = TieredStore::new(
-            Arc::clone(&container),
-            options,
+        let store = Box::new(TieredStore::new(TierSetup {
+            container: Arc::clone(&container),
+            options: config.tiers.clone(),
             budget,
-            None,
-            tiers,
-            SlotAllocator::new(MemoryOptions::default()),
+            counters: tiers,
+            allocator: SlotAllocator::new(MemoryOptions::default()),
             open,
-        )?;
-        let store = Box::new(store.watched_by(guard));
+            guard: Some(guard),
+        })?);
         Ok(Arc::new(Self {
             hidden: model.hidden_size,
             format: container.manifest().numeric_class.expert_activations(),
@@ -211,6 +209,12 @@ impl ExpertCore {
     /// layer is at its least. The bytes.
     pub fn shrink_cache(&self, bytes: u64) -> u64 {
         self.store.shrink(bytes)
+    }
+
+    /// Writes down how often experts were used, if that is to be remembered. Also done now and then, and when this is
+    /// dropped.
+    pub fn save_usage(&self) {
+        self.store.save_usage();
     }
 
     /// What the tiers have counted, and how full they are.

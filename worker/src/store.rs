@@ -7,6 +7,7 @@
 mod ahead;
 mod claim;
 mod error;
+mod history;
 mod layer;
 mod lease;
 mod round;
@@ -19,7 +20,7 @@ use std::fmt;
 
 pub use error::StoreError;
 pub use lease::Lease;
-pub use tiered::{OpenReader, TieredStore};
+pub use tiered::{OpenReader, TierSetup, TieredStore};
 
 use crate::tier_counters::TierSnapshot;
 
@@ -92,6 +93,9 @@ pub trait ExpertStore: Send + Sync + fmt::Debug {
 
     /// Gives memory of the cache back to the system, up to this many bytes. The bytes given back or about to be.
     fn shrink(&self, bytes: u64) -> u64;
+
+    /// Writes down how often experts were used, if that is to be remembered.
+    fn save_usage(&self);
 
     /// Bytes of experts that are in memory now.
     fn resident_bytes(&self) -> u64;

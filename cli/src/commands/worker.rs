@@ -59,6 +59,8 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         metrics::beside(serving, metrics, page, shutdown)
             .await
             .map_err(|error| Error::failed("the worker stopped", error))?;
+        // A connection that does not end keeps the worker, but not what it has learned.
+        core.save_usage();
         if config.profile {
             output::note(&Profile::between(&Moment::default(), &Moment::now(None, &[core])).text());
         }

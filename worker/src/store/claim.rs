@@ -111,9 +111,9 @@ impl Shared {
                 })
             })
             .collect();
-        let uses = |layer, expert| self.usage.as_ref().map_or(0, |usage| usage.of(layer, expert));
-        let uses: Option<&dyn Fn(u32, u32) -> u64> =
-            if self.usage.is_some() { Some(&uses) } else { None };
+        let usage = self.history.as_ref().and_then(|history| history.earlier.as_ref());
+        let uses = usage.map(|usage| move |layer, expert| usage.of(layer, expert));
+        let uses = uses.as_ref().map(|uses| uses as &dyn Fn(u32, u32) -> u64);
         Ok(plan(&owned, &self.budget, &self.options, uses)?)
     }
 

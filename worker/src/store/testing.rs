@@ -15,14 +15,13 @@ use shimmer_model::{Container, tiny::Preset};
 use tempfile::TempDir;
 
 use super::{
-    Claim, ExpertStore as _, NoProgress, OpenReader, ReadyExpert, Round, StoreError, TieredStore,
-    WantedLayer,
+    Claim, ExpertStore as _, NoProgress, OpenReader, ReadyExpert, Round, StoreError, TierSetup,
+    TieredStore, WantedLayer,
 };
 use crate::{
     budget::{BudgetTerm, RamBudget},
     io::{ReadDone, ReadError, ReadJob, ReadReport, ReadSink, SlabReader},
     memory::{MemoryOptions, SlotAllocator},
-    residency::Usage,
     testing,
     tier_options::{IoBackend, TierOptions},
 };
@@ -156,10 +155,6 @@ pub(crate) struct Bench {
 impl Bench {
     /// A store with memory for so many experts.
     pub(crate) fn new(slabs: u64, options: TierOptions) -> Self {
-        Self::with_usage(slabs, options, None)
-    }
-
-    pub(crate) fn with_usage(slabs: u64, options: TierOptions, usage: Option<Usage>) -> Self {
         let (dir, container) = testing::container(Preset::Qwen3Moe, WeightFormat::Q8G64);
         let layers: Vec<u32> = container.config().moe_layers().map(|(layer, _)| layer).collect();
         let slab = container.expert_layout(layers[0]).unwrap().slab_bytes() as u64;
@@ -174,16 +169,16 @@ impl Bench {
             OpenReader(Box::new(move || Ok(Arc::new(Handle(Arc::clone(&opened))) as Arc<_>)));
         let budget = RamBudget { bytes: slabs * slab, term: BudgetTerm::Setting };
         let allocator = SlotAllocator::new(MemoryOptions::default());
-        let store = TieredStore::new(
-            Arc::clone(&container),
+        let setup = TierSetup {
+            container: Arc::clone(&container),
             options,
             budget,
-            usage,
-            Arc::default(),
+            counters: Arc::default(),
             allocator,
             open,
-        )
-        .unwrap();
+            guard: None,
+        };
+        let store = TieredStore::new(setup).unwrap();
         Self { store, reader, container, slab, layers, _dir: dir }
     }
 

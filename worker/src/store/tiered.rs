@@ -19,7 +19,8 @@ use shimmer_model::Container;
 
 use super::{
     Claim, ExpertStore, LoadProgress, Round, StoreError, WantedLayer,
-    layer::{Layer, LayerState},
+    history::{History, Keeper},
+    layer::Layer,
     round::TieredRound,
 };
 use crate::{
@@ -29,15 +30,10 @@ use crate::{
     io::{ReadDone, ReadError, ReadJob, SlabReader},
     memory::SlotAllocator,
     prefetch::Pilots,
-    residency::{Rules, Usage},
+    residency::Rules,
     tier_counters::{TierCounters, TierSnapshot},
     tier_options::TierOptions,
 };
-
-/// Works of a layer between two looks at what is pinned there.
-const RE_PIN_WORKS: u64 = 64;
-/// Experts that change places at one look.
-const RE_PIN_SWAPS: usize = 4;
 
 /// Opens what slabs are read with. Called when experts have to be read and no reader is open.
 pub struct OpenReader(pub Box<dyn Fn() -> Result<Arc<dyn SlabReader>, Error> + Send + Sync>);
@@ -48,12 +44,32 @@ impl fmt::Debug for OpenReader {
     }
 }
 
+/// What a store is made of.
+#[derive(Debug)]
+pub struct TierSetup {
+    /// Whose experts.
+    pub container: Arc<Container>,
+    /// How they are held.
+    pub options: TierOptions,
+    /// Memory for them.
+    pub budget: RamBudget,
+    /// What is counted.
+    pub counters: Arc<TierCounters>,
+    /// Where slots come from.
+    pub allocator: SlotAllocator,
+    /// What experts are read with.
+    pub open: OpenReader,
+    /// Asked between works whether the memory is still there. Stores of one process share it.
+    pub guard: Option<Arc<MemoryGuard>>,
+}
+
 /// Memory with a drive behind it.
 #[derive(Debug)]
 pub struct TieredStore {
     shared: Arc<Shared>,
     /// Threads that read ahead, while there is something to read.
     pilots: Mutex<Option<Pilots>>,
+    _history: Option<Keeper>,
 }
 
 /// What the store shares with its claims, rounds and threads.
@@ -64,8 +80,8 @@ pub(crate) struct Shared {
     pub(super) budget: RamBudget,
     pub(crate) counters: Arc<TierCounters>,
     pub(super) allocator: SlotAllocator,
-    /// How often experts were used in earlier runs; none if that was not recorded.
-    pub(super) usage: Option<Usage>,
+    /// How often experts were used, in earlier runs as well.
+    pub(super) history: Option<History>,
     /// By layer; none for layers without routed experts.
     layers: Vec<Option<Arc<Layer>>>,
     open: OpenReader,
@@ -89,16 +105,9 @@ impl TieredStore {
     /// A store without experts.
     ///
     /// # Errors
-    /// The container's files cannot be opened as the settings say.
-    pub fn new(
-        container: Arc<Container>,
-        options: TierOptions,
-        budget: RamBudget,
-        usage: Option<Usage>,
-        counters: Arc<TierCounters>,
-        allocator: SlotAllocator,
-        open: OpenReader,
-    ) -> Result<Self, Error> {
+    /// The container's files or the usage history cannot be opened as the settings say.
+    pub fn new(setup: TierSetup) -> Result<Self, Error> {
+        let TierSetup { container, options, budget, counters, allocator, open, guard } = setup;
         let rules = Rules { policy: options.policy, guard: options.evict_guard };
         let model = container.config();
         let mut layers = vec![None; model.layers.len()];
@@ -107,32 +116,30 @@ impl TieredStore {
             layers[layer as usize] = Some(Layer::new(layer, experts, stride, rules));
         }
         let reader = Mutex::new(Some(open.0()?));
+        let history = match &options.usage {
+            Some(file) => Some(History::open(file.clone(), container.digest())?),
+            None => None,
+        };
         let shared = Shared {
             container,
             options,
             budget,
             counters,
             allocator,
-            usage,
+            history,
             layers,
             open,
             reader,
             claiming: Mutex::default(),
             tiered: AtomicBool::new(false),
-            guard: None,
+            guard,
             promised: AtomicU64::new(0),
             planned: AtomicU64::new(0),
             works: AtomicU64::new(0),
         };
-        Ok(Self { shared: Arc::new(shared), pilots: Mutex::default() })
-    }
-
-    /// Asks a guard between works whether the memory is still there. Stores of one process share it.
-    #[must_use]
-    pub fn watched_by(mut self, guard: Arc<MemoryGuard>) -> Self {
-        let shared = Arc::get_mut(&mut self.shared).expect("nobody shares a new store");
-        shared.guard = Some(guard);
-        self
+        let shared = Arc::new(shared);
+        let keeper = Keeper::start(&shared)?;
+        Ok(Self { shared, pilots: Mutex::default(), _history: keeper })
     }
 
     #[cfg(test)]
@@ -210,6 +217,10 @@ impl ExpertStore for TieredStore {
         self.shared.shrink(bytes)
     }
 
+    fn save_usage(&self) {
+        self.shared.save_usage();
+    }
+
     fn resident_bytes(&self) -> u64 {
         self.shared.layers().map(|layer| layer.bytes(layer.lock().slots.counts().resident)).sum()
     }
@@ -277,18 +288,6 @@ impl Shared {
     fn close_reader(&self) {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(reader);
-    }
-
-    /// Looks after a layer when a work has ended: what is pinned there may have cooled.
-    pub(super) fn after_work(&self, state: &mut LayerState) {
-        if !self.tiered.load(Relaxed) || !state.slots.time().is_multiple_of(RE_PIN_WORKS) {
-            return;
-        }
-        // Not while a claim pins what its plan says.
-        if let Ok(_no_claim) = self.claiming.try_lock() {
-            let swaps = state.slots.re_pin(RE_PIN_SWAPS).len() as u64;
-            self.counters.repins.fetch_add(swaps, Relaxed);
-        }
     }
 }
 

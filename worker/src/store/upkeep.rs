@@ -1,4 +1,5 @@
-//! What is done to the slots between works: the cache gives memory back when it is short, and takes it again.
+//! What is done to the slots between works: pins follow use, and the cache gives memory back when it is short and takes it
+//! again.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -13,7 +14,25 @@ use crate::guard::{CacheBytes, Decision};
 /// with reads take far more than ten.
 const GUARD_WORKS: u64 = 128;
 
+/// Works of a layer between two looks at what is pinned there.
+pub(super) const RE_PIN_WORKS: u64 = 64;
+
+/// Experts that change places at one look.
+const RE_PIN_SWAPS: usize = 4;
+
 impl Shared {
+    /// Looks after a layer when a work has ended: what is pinned there may have cooled.
+    pub(super) fn after_work(&self, state: &mut LayerState) {
+        if !self.tiered.load(Relaxed) || !state.slots.time().is_multiple_of(RE_PIN_WORKS) {
+            return;
+        }
+        // Not while a claim pins what its plan says.
+        if let Ok(_no_claim) = self.claiming.try_lock() {
+            let swaps = state.slots.re_pin(RE_PIN_SWAPS).len() as u64;
+            self.counters.repins.fetch_add(swaps, Relaxed);
+        }
+    }
+
     /// Asks the guard, once in a while, and does what it says. Called without locks, after a work.
     pub(super) fn watch(&self) {
         let Some(guard) = self.guard.as_ref().filter(|_| self.tiered.load(Relaxed)) else { return };

@@ -1,9 +1,10 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::{
+    history,
     residency::Usage,
     store::{ExpertStore as _, LoadProgress, NoProgress, StoreError, WantedLayer, testing::Bench},
-    tier_options::{RamSetting, TierOptions},
+    tier_options::{RamSetting, TierOptions, UsageFile},
 };
 
 #[derive(Default)]
@@ -67,10 +68,14 @@ fn what_does_not_fit_is_cached() {
 fn a_history_pins_the_most_used() {
     let mut usage = Usage::default();
     usage.add(0, 0, &[0, 5, 0, 9]);
-    let options = TierOptions { pilot_workers: 0, ..TierOptions::default() };
-    let layers = Bench::new(1, options.clone()).layers;
-    assert_eq!(layers[0], 0, "the tiny model begins with experts");
-    let bench = Bench::with_usage(8, options, Some(usage));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("usage");
+    let digest = Bench::new(1, TierOptions::default()).container.digest().to_owned();
+    history::save(&path, &digest, &usage).unwrap();
+    let usage = Some(UsageFile { path, read_only: true });
+    let options = TierOptions { pilot_workers: 0, usage, ..TierOptions::default() };
+    let bench = Bench::new(8, options);
+    assert_eq!(bench.layers[0], 0, "the tiny model begins with experts");
     let _claim = bench.claim(2, 12);
     assert_eq!(bench.store.snapshot().experts_pinned, 2);
     assert!(bench.store.is_ready(0, &[1, 3]));

@@ -6,7 +6,7 @@ use std::{
 use super::*;
 use crate::{
     prefetch::Hint,
-    store::{NoProgress, testing::Bench},
+    store::{NoProgress, testing::Bench, upkeep::RE_PIN_WORKS},
     tier_options::{PinSetting, Policy},
 };
 

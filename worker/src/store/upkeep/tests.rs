@@ -10,7 +10,7 @@ use crate::{
     guard::{Guard, MemoryGuard, Probe, Reading},
     io::open_reader,
     memory::{MemoryOptions, SlotAllocator},
-    store::{ExpertStore, NoProgress, OpenReader, TieredStore, WantedLayer},
+    store::{ExpertStore, NoProgress, OpenReader, TierSetup, TieredStore, WantedLayer},
     testing,
 };
 
@@ -43,10 +43,16 @@ fn the_cache_shrinks_under_pressure_and_grows_back() {
     let guard = Arc::new(MemoryGuard::with(Guard::new(0, KEPT_FREE), probe));
     let budget = RamBudget { bytes: 1 << 30, term: BudgetTerm::Host };
     let allocator = SlotAllocator::new(MemoryOptions::default());
-    let store =
-        TieredStore::new(Arc::clone(&container), options, budget, None, counters, allocator, open)
-            .unwrap()
-            .watched_by(guard);
+    let store = TieredStore::new(TierSetup {
+        container: Arc::clone(&container),
+        options,
+        budget,
+        counters,
+        allocator,
+        open,
+        guard: Some(guard),
+    })
+    .unwrap();
     let wanted: Vec<WantedLayer> = container
         .config()
         .moe_layers()
