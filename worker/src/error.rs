@@ -6,6 +6,7 @@ use std::{io, path::PathBuf};
 use crate::{
     budget::{BudgetTerm, Size, Term},
     history::HistoryError,
+    memory::PlacementError,
 };
 
 /// Failure of the worker itself.
@@ -69,6 +70,9 @@ pub enum Error {
         /// What the pool said.
         source: rayon::ThreadPoolBuildError,
     },
+    /// Memory could not be placed on the nodes of this machine.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
     /// The listening socket failed.
     #[error("listening on {address}")]
     Listen {

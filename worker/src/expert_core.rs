@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     guard::{MemoryGuard, SystemProbe},
     io::open_reader,
-    memory::{MemoryOptions, SlotAllocator},
+    memory::{self, ThreadPlacement},
     payload::Buffers,
     session::ExpertSession,
     store::{ExpertStore, OpenReader, TierSetup, TieredStore},
@@ -119,9 +119,10 @@ impl ExpertCore {
         if layers.iter().all(Option::is_none) {
             return Err(Error::NoExperts { dir: container.dir().display().to_string() });
         }
+        let (memory, threads) = memory::place(&config.tiers, config.threads)?;
         let pool = match &config.pool {
             Some(pool) => Arc::clone(pool),
-            None => Arc::new(start_pool(config.threads)?),
+            None => Arc::new(start_pool(&threads, config.threads)?),
         };
         let tiers = Arc::new(TierCounters::default());
         let open = {
@@ -134,7 +135,7 @@ impl ExpertCore {
             options: config.tiers.clone(),
             budget,
             counters: tiers,
-            allocator: SlotAllocator::new(MemoryOptions::default()),
+            allocator: memory,
             open,
             guard: Some(guard),
         })?);
@@ -276,10 +277,6 @@ impl ExpertCore {
     }
 }
 
-fn start_pool(threads: usize) -> Result<rayon::ThreadPool, Error> {
-    rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .thread_name(|index| format!("expert-{index}"))
-        .build()
-        .map_err(|source| Error::Pool { threads, source })
+fn start_pool(placement: &ThreadPlacement, threads: usize) -> Result<rayon::ThreadPool, Error> {
+    placement.start_pool(threads, "expert").map_err(|source| Error::Pool { threads, source })
 }

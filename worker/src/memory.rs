@@ -18,6 +18,8 @@ mod system;
 mod threads;
 mod topology;
 
+use crate::tier_options::TierOptions;
+
 pub use allocator::{MemoryOptions, MemorySnapshot, SlotAllocator, map_slots};
 pub use placement::{MemoryPlacement, NodeSet, PlacementError};
 pub use registration::{DeviceRange, DeviceRegistration, RegistrationError};
@@ -25,3 +27,19 @@ pub use slots::{ReleasedSlot, SlotMemory};
 pub use survey::Survey;
 pub use threads::ThreadPlacement;
 pub use topology::{Core, Node, Topology, TopologySource};
+
+/// Decides for this machine, once per worker, where its memory and its compute threads go.
+pub(crate) fn place(
+    options: &TierOptions,
+    threads: usize,
+) -> Result<(SlotAllocator, ThreadPlacement), PlacementError> {
+    let topology = Topology::detect();
+    let placement = MemoryPlacement::decide(options.numa, &topology)?;
+    let of_threads = ThreadPlacement::decide(options.numa, &topology, threads);
+    if topology.is_numa() {
+        let (source, interleaved) = (topology.source(), placement.nodes());
+        tracing::info!(%source, nodes = topology.nodes().len(), ?interleaved, numa = %options.numa, "this machine has several nodes");
+    }
+    let memory = MemoryOptions { placement, lock: options.mlock, device: None };
+    Ok((SlotAllocator::new(memory), of_threads))
+}

@@ -124,6 +124,10 @@ tier_counters! {
     guard_shrinks,
     /// Mappings that hold slots.
     mappings,
+    /// Bytes of mappings that are locked in memory.
+    locked_bytes,
+    /// 1 if memory should be spread over several nodes and the system refused.
+    placement_refused,
     /// Pages of slots on another node than asked for.
     off_node_pages,
     /// Experts in memory now.

@@ -45,6 +45,8 @@ pub struct TierOptions {
     pub usage: Option<UsageFile>,
     /// Where memory and threads are placed on a machine with several nodes.
     pub numa: NumaSetting,
+    /// Whether expert memory is locked, so that it is never swapped out.
+    pub mlock: bool,
     /// Whether reads run beside each other and beside arithmetic. Off only serves comparison: misses are then read one
     /// after another, and nothing is computed before the last one has come.
     pub pipeline: bool,
@@ -68,6 +70,8 @@ impl Default for TierOptions {
             mirrors: Vec::new(),
             usage: None,
             numa: NumaSetting::Auto,
+            // The usual limit of locked memory is 8 MiB, and hosts of this kind rarely swap.
+            mlock: false,
             pipeline: true,
         }
     }

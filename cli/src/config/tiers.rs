@@ -124,6 +124,12 @@ macro_rules! settings_with_tiers {
                 numa: shimmer_worker::tier_options::NumaSetting = shimmer_worker::tier_options::NumaSetting::Auto,
                     because "one node's memory feeds a part of the cores only; with one node nothing is done";
 
+                /// Whether expert memory is locked, so that it is never swapped out: on or off. Where the limit of locked memory
+                /// is too low, that is said and nothing else changes
+                #[arg(long, env = "SHIMMER_MLOCK", value_name = "SWITCH", help_heading = "Experts")]
+                mlock: $crate::config::Switch = $crate::config::Switch(false),
+                    because "only hosts with swap need it, and it needs a raised limit";
+
                 /// Whether experts are computed while others are still read: on or off
                 #[arg(long, env = "SHIMMER_PIPELINE", value_name = "SWITCH", help_heading = "Experts")]
                 pipeline: $crate::config::Switch = $crate::config::Switch(true),
@@ -149,6 +155,7 @@ macro_rules! settings_with_tiers {
                     mirrors: self.mirror.clone().unwrap_or_default(),
                     usage: self.usage.clone(),
                     numa: self.numa.unwrap_or(default.numa),
+                    mlock: switch(self.mlock, default.mlock),
                     pipeline: switch(self.pipeline, default.pipeline),
                 })
             }

@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    time::Instant,
 };
 
 use shimmer_kernels::Arena;
@@ -26,6 +27,8 @@ pub(super) struct Shared {
     pub(super) system: Box<dyn System>,
     /// What is mapped, and some that is no more.
     mapped: Mutex<Vec<Weak<Mapping>>>,
+    /// When pages were surveyed last, and how many were off their node.
+    pub(super) surveyed: Mutex<Option<(Instant, u64)>>,
     /// The system refused a lock once, which was said; it is not asked again.
     lock_refused: AtomicBool,
     /// As above, for the device.
@@ -56,6 +59,7 @@ impl Shared {
             totals: Totals::default(),
             system,
             mapped: Mutex::default(),
+            surveyed: Mutex::default(),
             lock_refused: AtomicBool::new(false),
             device_refused: AtomicBool::new(false),
         }

@@ -1,11 +1,17 @@
 //! Where the pages of slots really are.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::PoisonError,
+    time::{Duration, Instant},
+};
 
 use super::{allocator::SlotAllocator, mapping::Mapping, system::page_bytes};
 
 /// The node of every page is asked for up to this many pages of a mapping; of larger ones, that of one in about 512.
 const EACH_PAGE_MAX: usize = 4096;
+/// Metrics may be asked for every second; pages move while they are first touched, and hardly ever afterwards.
+const SURVEY_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// Where pages of slots are, estimated from some of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,6 +46,19 @@ impl SlotAllocator {
             }
         }
         survey
+    }
+
+    /// The off-node pages of a survey that is at most a minute old.
+    pub fn off_node_pages(&self) -> u64 {
+        let mut surveyed = self.shared().surveyed.lock().unwrap_or_else(PoisonError::into_inner);
+        match *surveyed {
+            Some((at, pages)) if at.elapsed() < SURVEY_AGE_MAX => pages,
+            _ => {
+                let pages = self.survey().off_node_pages;
+                *surveyed = Some((Instant::now(), pages));
+                pages
+            }
+        }
     }
 }
 

@@ -235,6 +235,18 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     gauge("shimmer_memory_mappings", "Mappings that hold slots.", "", &[("", "mappings")]),
     gauge(
+        "shimmer_memory_locked_bytes",
+        "Bytes of slots that are never swapped out.",
+        "",
+        &[("", "locked_bytes")],
+    ),
+    gauge(
+        "shimmer_memory_placement_refused",
+        "1 if memory should be spread over several nodes and the system refused.",
+        "",
+        &[("", "placement_refused")],
+    ),
+    gauge(
         "shimmer_memory_off_node_pages",
         "Pages of slots on another node than asked for.",
         "",

@@ -227,7 +227,11 @@ impl ExpertStore for TieredStore {
 
     fn snapshot(&self) -> TierSnapshot {
         let mut snapshot = self.shared.counters.snapshot();
-        snapshot.mappings = self.shared.allocator.snapshot().mappings;
+        let memory = self.shared.allocator.snapshot();
+        snapshot.mappings = memory.mappings;
+        snapshot.locked_bytes = memory.locked_bytes;
+        snapshot.placement_refused = memory.placement_refused;
+        snapshot.off_node_pages = self.shared.allocator.off_node_pages();
         for layer in self.shared.layers() {
             let counts = layer.lock().slots.counts();
             snapshot.experts_resident += counts.resident as u64;
