@@ -15,7 +15,7 @@ use crate::{
     counters::Counters,
     error::Error,
     guard::{MemoryGuard, SystemProbe},
-    io::open_reader,
+    io::{check_mirrors, open_reader},
     memory::{self, ThreadPlacement},
     payload::Buffers,
     session::ExpertSession,
@@ -119,6 +119,7 @@ impl ExpertCore {
         if layers.iter().all(Option::is_none) {
             return Err(Error::NoExperts { dir: container.dir().display().to_string() });
         }
+        check_mirrors(&container, &config.tiers.mirrors)?;
         let (memory, threads) = memory::place(&config.tiers, config.threads)?;
         let pool = match &config.pool {
             Some(pool) => Arc::clone(pool),

@@ -31,7 +31,7 @@ use uring::Uring;
 use crate::{
     Counters, Error, TierCounters,
     memory::SlotMemory,
-    tier_options::{IoBackend, TierOptions},
+    tier_options::{IoBackend, Mirror, TierOptions},
 };
 
 /// One slab to read.
@@ -95,7 +95,17 @@ pub fn open_reader(
 ) -> Result<Arc<dyn SlabReader>, Error> {
     let direct = options.io != IoBackend::Buffered;
     let slabs = Slabs::open(container, &options.mirrors, direct, counters)?;
-    start(slabs, options)
+    let reader = start(slabs, options)?;
+    tracing::info!(
+        way = %reader.backend(), asked = %options.io, copies = options.mirrors.len() + 1,
+        "experts are read from the drive"
+    );
+    Ok(reader)
+}
+
+/// Refuses mirrors that [`open_reader`] would refuse, before there is anything to read.
+pub fn check_mirrors(container: &Container, mirrors: &[Mirror]) -> Result<(), Error> {
+    slabs::open_mirrors(container, mirrors).map(drop)
 }
 
 fn start(mut slabs: Slabs, options: &TierOptions) -> Result<Arc<dyn SlabReader>, Error> {

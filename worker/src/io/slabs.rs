@@ -1,6 +1,7 @@
 //! What all backends share: the copies, which of them a slab is read from, and what follows from an answer.
 
 use std::{
+    collections::BTreeSet,
     os::unix::fs::FileExt as _,
     sync::Arc,
     time::{Duration, Instant},
@@ -52,6 +53,28 @@ pub(super) enum Next {
     Ended(Result<ReadReport, ReadError>),
 }
 
+/// Opens mirrors: each must be the same container in another place.
+pub(super) fn open_mirrors(
+    container: &Container,
+    mirrors: &[Mirror],
+) -> Result<Vec<Container>, Error> {
+    let mut places = BTreeSet::from([container.dir().canonicalize().ok()]);
+    let mut open = |Mirror { dir, .. }: &Mirror| {
+        let refuse = |reason| Error::Mirror { dir: dir.clone(), reason };
+        let place = dir.canonicalize().map_err(|error| refuse(error.to_string()))?;
+        if !places.insert(Some(place)) {
+            return Err(refuse("it is the container itself, or given twice".to_owned()));
+        }
+        let mirror = Container::open(dir).map_err(|error| refuse(error.to_string()))?;
+        if mirror.digest() != container.digest() {
+            let (found, wanted) = (mirror.digest(), container.digest());
+            return Err(refuse(format!("its digest is {found}, the container's is {wanted}")));
+        }
+        Ok(mirror)
+    };
+    mirrors.iter().map(&mut open).collect()
+}
+
 impl Slabs {
     /// Opens all copies. A mirror must be the same container; it may lack layer files.
     pub(super) fn open(
@@ -61,13 +84,9 @@ impl Slabs {
         counters: &Arc<TierCounters>,
     ) -> Result<Self, Error> {
         let mut copies = vec![Copy::new(Arc::clone(container), 1, direct)?];
-        for Mirror { dir, weight } in mirrors {
-            let refuse = |reason| Error::Mirror { dir: dir.clone(), reason };
-            let mirror = Container::open(dir).map_err(|error| refuse(error.to_string()))?;
-            if mirror.digest() != container.digest() {
-                let (found, wanted) = (mirror.digest(), container.digest());
-                return Err(refuse(format!("its digest is {found}, the container's is {wanted}")));
-            }
+        for (Mirror { dir, weight }, mirror) in
+            mirrors.iter().zip(open_mirrors(container, mirrors)?)
+        {
             let absent = mirror.absent_layers();
             copies.push(Copy::new(Arc::new(mirror), *weight, direct)?);
             tracing::info!(mirror = %dir.display(), weight, absent_layers = ?absent, "slabs are also read from a mirror");

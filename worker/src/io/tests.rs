@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use super::*;
-use crate::{TierSnapshot, tier_options::Mirror};
+use crate::TierSnapshot;
 use bench::{Answer, BACKENDS, Files, Reader, Sink};
 use progress::Piece;
 
@@ -27,14 +27,14 @@ enum Outcome<'a> {
 /// Reads all experts of two layers twice, with faults at the edge, from as many copies, over all backends. `faults` is made
 /// anew for each of them, because it may count.
 fn check<F: bench::Faults + 'static>(
+    files: &Files,
     copies: usize,
     faults: impl Fn() -> F,
     expected: &Outcome<'_>,
     counted: impl Fn(&TierSnapshot),
 ) {
-    let files = Files::new(copies - 1);
     for backend in BACKENDS {
-        let reader = files.reader(backend, faults());
+        let reader = files.reader_of(backend, copies, faults());
         for _ in 0..2 {
             check_round(&reader, expected);
         }
@@ -67,7 +67,9 @@ fn honest(_: Slab, _: &Piece, answer: Answer, _: &mut [u8]) -> Answer {
 
 #[test]
 fn every_backend_reads_every_expert() {
+    let files = Files::new(2);
     check(
+        &files,
         1,
         || honest,
         &Outcome::Bytes,
@@ -79,7 +81,7 @@ fn every_backend_reads_every_expert() {
             assert_eq!((counted.mirror_fallbacks, counted.slabs_damaged), (0, 0));
         },
     );
-    check(3, || honest, &Outcome::Bytes, |counted| assert_eq!(counted.slabs_checked, 26));
+    check(&files, 3, || honest, &Outcome::Bytes, |counted| assert_eq!(counted.slabs_checked, 26));
 }
 
 #[test]
@@ -100,6 +102,7 @@ fn backends_say_what_they_do() {
 
 #[test]
 fn short_reads_of_every_size_are_continued() {
+    let files = Files::new(0);
     for most in [1, 511, 512, 513, 4095, 4096, 4097, 20_000] {
         // What lies behind a short read is not to be relied on.
         let short = move |_: Slab, piece: &Piece, answer: Answer, bytes: &mut [u8]| {
@@ -109,12 +112,13 @@ fn short_reads_of_every_size_are_continued() {
             bytes[count..].fill(0xEE);
             Ok(count)
         };
-        check(1, || short, &Outcome::Bytes, |counted| assert_eq!(counted.slabs_damaged, 0));
+        check(&files, 1, || short, &Outcome::Bytes, |counted| assert_eq!(counted.slabs_damaged, 0));
     }
 }
 
 #[test]
 fn interrupted_reads_are_repeated() {
+    let files = Files::new(0);
     let faults = || {
         let calls = AtomicU64::new(0);
         move |_: Slab, _: &Piece, answer: Answer, bytes: &mut [u8]| match calls
@@ -130,9 +134,10 @@ fn interrupted_reads_are_repeated() {
             }
         }
     };
-    check(1, faults, &Outcome::Bytes, |_| {});
+    check(&files, 1, faults, &Outcome::Bytes, |_| {});
     let parts = ["layer-00", "put off again and again", "Resource temporarily unavailable"];
     check(
+        &files,
         1,
         || |_: Slab, _: &Piece, _: Answer, _: &mut [u8]| Err(libc::EAGAIN),
         &Outcome::Error(&parts),
@@ -142,6 +147,7 @@ fn interrupted_reads_are_repeated() {
 
 #[test]
 fn an_io_error_on_one_copy_is_answered_by_another() {
+    let files = Files::new(1);
     let broken = |copy| {
         move |_: Slab, piece: &Piece, answer: Answer, bytes: &mut [u8]| {
             if piece.copy != copy {
@@ -153,6 +159,7 @@ fn an_io_error_on_one_copy_is_answered_by_another() {
     };
     for copy in [0, 1] {
         check(
+            &files,
             2,
             || broken(copy),
             &Outcome::Bytes,
@@ -164,6 +171,7 @@ fn an_io_error_on_one_copy_is_answered_by_another() {
     }
     let parts = ["reading expert ", "layer-00", " bytes at ", " wanted, 0 read: ", "(os error 5)"];
     check(
+        &files,
         1,
         || broken(0),
         &Outcome::Error(&parts),
@@ -175,11 +183,12 @@ fn an_io_error_on_one_copy_is_answered_by_another() {
 
 #[test]
 fn an_io_error_on_every_copy_names_each() {
+    let files = Files::new(1);
     let broken = |_: Slab, piece: &Piece, _: Answer, _: &mut [u8]| -> Answer {
         Err(if piece.copy == 0 { libc::EIO } else { libc::ENODEV })
     };
     let parts = ["container/experts/", "(os error 5)", "mirror1/experts/", "(os error 19)"];
-    check(2, || broken, &Outcome::Error(&parts), |_| {});
+    check(&files, 2, || broken, &Outcome::Error(&parts), |_| {});
 }
 
 #[test]
@@ -214,6 +223,7 @@ fn a_copy_that_recovers_is_used_again() {
 
 #[test]
 fn a_refused_direct_read_falls_back_once_for_each_file() {
+    let files = Files::new(1);
     let refuse = |_: Slab, piece: &Piece, answer: Answer, bytes: &mut [u8]| {
         if piece.direct {
             bytes.fill(0);
@@ -222,6 +232,7 @@ fn a_refused_direct_read_falls_back_once_for_each_file() {
         answer
     };
     check(
+        &files,
         2,
         || refuse,
         &Outcome::Bytes,
@@ -234,6 +245,7 @@ fn a_refused_direct_read_falls_back_once_for_each_file() {
 
 #[test]
 fn a_flipped_byte_comes_from_another_copy_or_is_named() {
+    let files = Files::new(1);
     let flip = |_: Slab, piece: &Piece, answer: Answer, bytes: &mut [u8]| {
         if piece.copy == 0 && piece.range.start == 0 {
             bytes[100] ^= 1;
@@ -241,6 +253,7 @@ fn a_flipped_byte_comes_from_another_copy_or_is_named() {
         answer
     };
     check(
+        &files,
         2,
         || flip,
         &Outcome::Bytes,
@@ -250,7 +263,13 @@ fn a_flipped_byte_comes_from_another_copy_or_is_named() {
         },
     );
     let parts = ["reading expert ", " of layer ", "container/experts/layer-00", "they are damaged"];
-    check(1, || flip, &Outcome::Error(&parts), |counted| assert!(counted.slabs_damaged > 0));
+    check(
+        &files,
+        1,
+        || flip,
+        &Outcome::Error(&parts),
+        |counted| assert!(counted.slabs_damaged > 0),
+    );
 }
 
 #[test]
@@ -332,13 +351,15 @@ fn a_mirror_that_is_another_container_is_refused() {
     let open = |dir: &std::path::Path| {
         let mirrors = vec![Mirror { dir: dir.to_path_buf(), weight: 1 }];
         let options = TierOptions { mirrors, ..TierOptions::default() };
-        open_reader(&files.container, &options, &Arc::default())
-            .map(|_| ())
-            .unwrap_err()
-            .to_string()
+        let text = check_mirrors(&files.container, &options.mirrors).unwrap_err().to_string();
+        let opened = open_reader(&files.container, &options, &Arc::default());
+        assert_eq!(opened.unwrap_err().to_string(), text);
+        text
     };
     let text = open(container.dir());
     assert!(text.contains("its digest is") && text.contains(files.container.digest()), "{text}");
+    let text = open(files.container.dir());
+    assert!(text.contains("the container itself"), "{text}");
     let text = open(&dir.path().join("nowhere"));
     assert!(text.contains("nowhere") && text.contains("shimmer mirror stage"), "{text}");
     let file = std::fs::OpenOptions::new().write(true).open(other.layer(1, 1)).unwrap();

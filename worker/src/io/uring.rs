@@ -76,6 +76,7 @@ impl Uring {
         };
         let (incoming, closed) = (Mutex::default(), AtomicBool::new(false));
         let shared = Arc::new(Shared { slabs, incoming, wake, closed });
+        // No longer than there is memory for slabs: a job brings its own.
         let (checks, due) = crossbeam_channel::unbounded();
         let spawn = |name: String, run: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(name).spawn(run)
@@ -166,8 +167,8 @@ impl Shared {
             match submitted {
                 Ok(()) => again = 0,
                 Err(libc::EINTR) => {}
-                // Completions make room in the ring. Only when there are none to wait for, time has to.
-                Err(libc::EAGAIN | libc::EBUSY) if ring.has_submitted() => ring.wait(),
+                // Whatever it is: first what the kernel has. Completions also make the room that it lacks.
+                Err(_) if ring.has_submitted() => ring.wait(),
                 Err(libc::EAGAIN | libc::EBUSY) if again < AGAIN_MAX => {
                     again += 1;
                     thread::sleep(PAUSE);

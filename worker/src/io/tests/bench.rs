@@ -76,13 +76,30 @@ impl Files {
         }
     }
 
+    /// A reader of all copies.
     pub(super) fn reader(&self, io: IoBackend, faults: impl Faults + 'static) -> Reader {
-        self.reader_at(io, Script(faults))
+        self.reader_of(io, self.mirrors.len() + 1, faults)
     }
 
-    pub(super) fn reader_at(&self, io: IoBackend, edge: impl Edge + 'static) -> Reader {
+    /// A reader of the first copies.
+    pub(super) fn reader_of(
+        &self,
+        io: IoBackend,
+        copies: usize,
+        faults: impl Faults + 'static,
+    ) -> Reader {
+        self.reader_at(io, copies, Script(faults))
+    }
+
+    pub(super) fn reader_at(
+        &self,
+        io: IoBackend,
+        copies: usize,
+        edge: impl Edge + 'static,
+    ) -> Reader {
         let counters = Arc::new(TierCounters::default());
-        let options = TierOptions { io, mirrors: self.mirrors.clone(), ..TierOptions::default() };
+        let mirrors = self.mirrors[..copies - 1].to_vec();
+        let options = TierOptions { io, mirrors, ..TierOptions::default() };
         let direct = io != IoBackend::Buffered;
         let mut slabs = Slabs::open(&self.container, &options.mirrors, direct, &counters).unwrap();
         slabs.set_edge(Box::new(edge));

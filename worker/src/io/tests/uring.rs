@@ -1,6 +1,9 @@
 //! What only io_uring can meet: a system that refuses it, and submissions that are put off.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+};
 
 use super::{bench::Files, *};
 use crate::io::edge::Edge;
@@ -20,32 +23,31 @@ fn a_system_without_io_uring_gets_threads() {
     let files = Files::new(0);
     // What seccomp profiles, the sysctl and old kernels say.
     for number in [libc::EPERM, libc::EACCES, libc::ENOSYS] {
-        let reader = files.reader_at(IoBackend::Uring, Forbidden(number));
+        let reader = files.reader_at(IoBackend::Uring, 1, Forbidden(number));
         assert_eq!(reader.reader.backend(), IoBackend::Pread);
         reader.read(reader.jobs(&[0], 1)).iter().for_each(|done| reader.check_bytes(done));
         assert_eq!(reader.counters.snapshot().uring_fallbacks, 1);
     }
 }
 
-/// Of the submissions, from the first on, so many are put off out of each ten.
+/// Of each ten submissions, those in a range are refused.
 #[derive(Debug)]
 struct Busy {
     number: i32,
-    refused: u32,
+    refused: Range<u32>,
     calls: AtomicU32,
 }
 
 impl Edge for Busy {
     fn submit(&self) -> Result<(), i32> {
         let call = self.calls.fetch_add(1, Relaxed) % 10;
-        if call < self.refused { Err(self.number) } else { Ok(()) }
+        if self.refused.contains(&call) { Err(self.number) } else { Ok(()) }
     }
 }
 
 /// Reads with submissions refused; true if the ring was given up.
-fn check_busy(number: i32, refused: u32) -> bool {
-    let files = Files::new(0);
-    let reader = files.reader_at(IoBackend::Uring, Busy { number, refused, calls: 0.into() });
+fn check_busy(files: &Files, number: i32, refused: Range<u32>) -> bool {
+    let reader = files.reader_at(IoBackend::Uring, 1, Busy { number, refused, calls: 0.into() });
     for _ in 0..3 {
         reader.read(reader.jobs(&[0, 1], 4)).iter().for_each(|done| reader.check_bytes(done));
     }
@@ -55,17 +57,24 @@ fn check_busy(number: i32, refused: u32) -> bool {
 #[test]
 fn submissions_that_are_put_off_are_repeated() {
     // True where this system has no ring to put anything off.
-    let without = check_busy(0, 0);
+    let files = Files::new(0);
+    let without = check_busy(&files, 0, 0..0);
     for number in [libc::EAGAIN, libc::EBUSY, libc::EINTR] {
-        for refused in [1, 5, 9] {
-            assert_eq!(check_busy(number, refused), without);
+        for refused in [0..1, 0..5, 0..9, 1..10] {
+            assert_eq!(check_busy(&files, number, refused), without);
         }
     }
 }
 
 #[test]
 fn a_ring_that_takes_nothing_is_given_up_without_waiting_on_it() {
+    let files = Files::new(0);
     for number in [libc::EAGAIN, libc::EBUSY, libc::ENXIO] {
-        assert!(check_busy(number, 10));
+        assert!(check_busy(&files, number, 0..10));
     }
+}
+
+#[test]
+fn a_ring_that_breaks_gives_back_what_the_kernel_has_first() {
+    assert!(check_busy(&Files::new(0), libc::ENXIO, 1..10));
 }
