@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "cli/plan.rs"]
+mod plan;
+
 use std::{
     io::Read as _,
     path::Path,
@@ -242,7 +245,7 @@ fn failures_are_one_line_with_their_causes() {
 #[test]
 fn help_teaches() {
     for command in
-        ["demo", "serve", "worker", "generate", "convert", "verify", "inspect", "make-demo"]
+        ["demo", "serve", "worker", "generate", "convert", "verify", "inspect", "plan", "make-demo"]
     {
         let output = check(&[command, "--help"], &[], 0, &[]);
         assert!(text(&output.stdout).contains("Usage: shimmer"), "{command}");

@@ -160,6 +160,7 @@ fn printed_settings_can_be_read_back() {
     check_printed::<ServeSettings>();
     check_printed::<WorkerSettings>();
     check_printed::<GenerateSettings>();
+    check_printed::<PlanSettings>();
 }
 
 #[test]
@@ -254,4 +255,46 @@ fn generate_has_one_target() {
     );
     check_generate(|s| s.workers = NonZeroUsize::new(2), Some("--in-process"));
     check_generate(|s| s.container = Some("c".into()), Some("--in-process"));
+}
+
+fn check_tiers(change: impl FnOnce(&mut WorkerSettings), refused: Option<&str>) {
+    let mut settings = WorkerSettings { container: Some("c".into()), ..WorkerSettings::default() };
+    change(&mut settings);
+    match (settings.validate(), refused) {
+        (Ok(_), None) => {}
+        (Err(error), Some(part)) => assert!(error.to_string().contains(part), "{error}"),
+        (result, refused) => panic!("{:?} instead of {refused:?}", result.map(|_| ())),
+    }
+}
+
+#[test]
+fn tiers_refuse_what_cannot_be_meant() {
+    check_tiers(|_| {}, None);
+    check_tiers(|s| s.ram = "0".parse().ok(), Some("hold no expert"));
+    check_tiers(|s| s.pilot_workers = Some(17), Some("at most 16"));
+    check_tiers(|s| s.pilot_workers = Some(0), None);
+    check_tiers(|s| s.io_threads = NonZeroUsize::new(257), Some("at most 256"));
+    let all = |s: &mut WorkerSettings| s.ram = "all".parse().ok();
+    check_tiers(
+        |s| {
+            all(s);
+            s.cap = "4".parse().ok();
+        },
+        Some("contradict ram = all"),
+    );
+    check_tiers(
+        |s| {
+            all(s);
+            s.pin = "1GiB".parse().ok();
+        },
+        Some("contradicts ram = all"),
+    );
+    check_generate(|s| s.cap = "4".parse().ok(), Some("--in-process"));
+    check_file::<WorkerSettings>(
+        "ram = '8GiB'\ncap = 4\npin = 'auto'\npolicy = 'lfru'\nevict-guard = 'off'\nio = 'uring'\n\
+         mirror = ['/a', '/b=2']\nusage = 'u:ro'\nnuma = 'off'\npipeline = 'on'\n",
+        Ok(()),
+    );
+    check_file::<WorkerSettings>("evict-guard = 'maybe'\n", Err("neither on nor off"));
+    check_file::<WorkerSettings>("cap = 0\n", Err("line 1"));
 }

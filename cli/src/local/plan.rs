@@ -11,6 +11,7 @@ use shimmer_model::Container;
 use shimmer_worker::{
     TierOptions,
     budget::{Available, Budget, Kind, RamBudget, Term, WorkShape},
+    history,
     placement::{OwnedLayer, TierPlan, plan},
 };
 
@@ -89,8 +90,14 @@ impl ProcessPlan {
             owned.iter().map(|layer| layer.stride * layer.experts.len() as u64).sum()
         };
         let shares = budget.shares(&owned.iter().map(bytes).collect::<Vec<u64>>());
+        let history =
+            tiers.usage.as_ref().map(|file| history::load(&file.path, container.digest()));
+        let history = history.transpose().map_err(shimmer_worker::Error::from)?.flatten();
+        let uses = |layer, expert| history.as_ref().map_or(0, |usage| usage.of(layer, expert));
+        let uses: Option<&dyn Fn(u32, u32) -> u64> =
+            if history.is_some() { Some(&uses) } else { None };
         let workers = owned.iter().zip(shares).zip(members).map(|((owned, budget), index)| {
-            let tiers = plan(owned, &budget, tiers, None)?;
+            let tiers = plan(owned, &budget, tiers, uses)?;
             Ok(PlannedWorker { id: worker_id(index), weight: weights[index], budget, tiers })
         });
         Ok(Self { budget, workers: workers.collect::<Result<_, LocalError>>()?, placement })

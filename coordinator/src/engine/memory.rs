@@ -80,3 +80,6 @@ fn buffers(model: &ModelConfig, config: &EngineConfig) -> u64 {
     let values = config.max_batch_rows.saturating_mul(row).saturating_add(logits);
     (values as u64).saturating_mul(size_of::<f32>() as u64)
 }
+
+#[cfg(test)]
+mod tests;
