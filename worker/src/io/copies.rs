@@ -32,8 +32,34 @@ pub(super) struct Copy {
 #[derive(Debug)]
 struct Layer {
     direct: Option<DirectFile>,
-    /// One bit for each expert whose bytes have been compared with the manifest.
-    checked: Box<[AtomicU64]>,
+    /// Experts whose bytes were as the manifest says.
+    checked: Experts,
+    /// Experts whose bytes were not.
+    damaged: Experts,
+}
+
+/// One bit for each expert of a layer.
+#[derive(Debug)]
+struct Experts(Box<[AtomicU64]>);
+
+impl Experts {
+    fn none(count: u32) -> Self {
+        Self((0..count.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn has(&self, expert: u32) -> bool {
+        let (word, bit) = Self::place(expert);
+        self.0[word].load(Relaxed) & bit != 0
+    }
+
+    fn add(&self, expert: u32) {
+        let (word, bit) = Self::place(expert);
+        self.0[word].fetch_or(bit, Relaxed);
+    }
+
+    fn place(expert: u32) -> (usize, u64) {
+        ((expert / u64::BITS) as usize, 1 << (expert % u64::BITS))
+    }
 }
 
 impl Copy {
@@ -57,9 +83,8 @@ impl Copy {
                 Some(Ok(file)) => Some(file),
                 None => None,
             };
-            let words = config.experts(layer).div_ceil(u64::BITS);
-            let checked = (0..words).map(|_| AtomicU64::new(0)).collect();
-            layers.push(Some(Layer { direct, checked }));
+            let none = || Experts::none(config.experts(layer));
+            layers.push(Some(Layer { direct, checked: none(), damaged: none() }));
         }
         if let Some(reason) = reason {
             tracing::warn!(
@@ -98,21 +123,21 @@ impl Copy {
         self.container.expert_file(layer).expect("only layers that are here are read")
     }
 
-    /// Whether an expert's bytes in this copy have been compared with the manifest.
+    /// Whether an expert's bytes in this copy were compared with the manifest, and equal.
     pub(super) fn is_checked(&self, layer: u32, expert: u32) -> bool {
-        let (word, bit) = place(expert);
-        self.layer(layer).is_some_and(|layer| layer.checked[word].load(Relaxed) & bit != 0)
+        self.layer(layer).is_some_and(|layer| layer.checked.has(expert))
     }
 
-    pub(super) fn set_checked(&self, layer: u32, expert: u32) {
-        let (word, bit) = place(expert);
+    /// Whether they were compared and differed: then this copy of the slab is asked last.
+    pub(super) fn is_damaged(&self, layer: u32, expert: u32) -> bool {
+        self.layer(layer).is_some_and(|layer| layer.damaged.has(expert))
+    }
+
+    /// Remembers a comparison.
+    pub(super) fn set_checked(&self, layer: u32, expert: u32, equal: bool) {
         let layer = self.layer(layer).expect("only layers that are here are read");
-        layer.checked[word].fetch_or(bit, Relaxed);
+        if equal { layer.checked.add(expert) } else { layer.damaged.add(expert) }
     }
-}
-
-fn place(expert: u32) -> (usize, u64) {
-    ((expert / u64::BITS) as usize, 1 << (expert % u64::BITS))
 }
 
 fn open_direct(path: &Path) -> Result<Option<Result<DirectFile, NotDirect>>, Error> {

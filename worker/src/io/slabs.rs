@@ -164,6 +164,7 @@ impl Slabs {
         {
             order.rotate_left(1);
         }
+        order.sort_by_key(|number| self.copies[*number].is_damaged(layer, expert));
         let candidate = |number| {
             let copy: &Copy = &self.copies[number];
             // Arenas are aligned far beyond what any device wants. Memory that is not still gets its bytes.
@@ -232,13 +233,14 @@ impl Slabs {
         let (layer, expert) = (work.job.layer, work.job.expert);
         let entry = self.container.expert_entry(layer, expert).expect("looked up before");
         let found = blake3::hash(&work.job.memory).to_hex();
+        let equal = found.as_str() == entry.blake3;
+        self.copies[copy].set_checked(layer, expert, equal);
         Counters::bump(&self.counters.slabs_checked);
-        if found.as_str() != entry.blake3 {
-            Counters::bump(&self.counters.slabs_damaged);
-            return Err(Cause::Digest { expected: entry.blake3.clone(), found: found.to_string() });
+        if equal {
+            return Ok(());
         }
-        self.copies[copy].set_checked(layer, expert);
-        Ok(())
+        Counters::bump(&self.counters.slabs_damaged);
+        Err(Cause::Digest { expected: entry.blake3.clone(), found: found.to_string() })
     }
 
     /// Does what concerns more than one read.
@@ -257,17 +259,22 @@ impl Slabs {
                     );
                 }
             }
-            Some(Notice::CopyFailed { copy }) => {
+            // Without another copy the failure is the job's outcome, and whoever asked says so.
+            Some(Notice::CopyFailed { copy }) if self.copies.len() > 1 => {
                 let copy = &self.copies[copy];
-                if copy.health.failed() && self.copies.len() > 1 {
+                if let Some(failure) = self.failures(work).pop() {
+                    let (layer, expert) = (work.job.layer, work.job.expert);
+                    tracing::warn!(layer, expert, %failure, "a copy did not give a slab");
+                }
+                if copy.health.failed() {
                     Counters::bump(&self.counters.copies_set_aside);
-                    let cause = self.failures(work).pop().map(|failure| failure.to_string());
                     tracing::warn!(
-                        directory = %copy.dir().display(), cause,
+                        directory = %copy.dir().display(),
                         "{FAILURES_MAX} reads in a row failed: slabs come from other copies, one in {TRIAL_EVERY} tries this one again"
                     );
                 }
             }
+            Some(Notice::CopyFailed { .. }) => {}
         }
     }
 
