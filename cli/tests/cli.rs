@@ -353,6 +353,42 @@ fn a_profile_changes_no_byte_and_says_what_it_knows() {
 }
 
 #[test]
+fn a_comparison_takes_turns_and_gives_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let container = container(directory.path());
+    let usage = directory.path().join("usage.json");
+    let usage = usage.to_str().unwrap();
+    let common = ["bench", "--container", &container, "--max-tokens", "4", "--usage", usage];
+    let arms = ["--arm", "all", "--arm", "one:cap=1,policy=lfru", "--rounds", "3", "--json"];
+    let prompts = ["--prompt-tokens", "9", "--prompt", "abc"];
+    let output = check(
+        &[&common[..], &arms, &prompts].concat(),
+        &[],
+        0,
+        &["round 1/3, all: decode", "round 2/3, one: decode"],
+    );
+    let told = text(&output.stderr);
+    let order: Vec<&str> =
+        told.lines().filter_map(|line| line.split(", ").nth(1)?.split(':').next()).collect();
+    assert_eq!(order, ["all", "one", "one", "all", "all", "one"]);
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&value["same_bytes"], &value["page_cache"]), (&true.into(), &"cold".into()));
+    let number = |path: &str| value.pointer(path).unwrap().as_f64().unwrap();
+    assert!((number("/arms/0/hit_rate/median") - 1.0).abs() < 1e-9);
+    assert!(number("/arms/1/hit_rate/median") < 1.0);
+    assert!(number("/arms/1/mb_per_token/median") > 0.0);
+    assert_eq!(value["arms"][1]["runs"].as_array().unwrap().len(), 3);
+    assert!(!Path::new(usage).exists(), "a run teaches nothing");
+    check(&[&common[..], &["--arm", "all"]].concat(), &[], 2, &["one arm alone", "--arm"]);
+    check(
+        &[&common[..], &["--arm", "a", "--arm", "b:temperature=1"]].concat(),
+        &[],
+        2,
+        &["temperature is no key of an arm", "pilot-workers"],
+    );
+}
+
+#[test]
 fn a_closed_pipe_is_no_failure() {
     let directory = tempfile::tempdir().unwrap();
     let container = container(directory.path());

@@ -74,3 +74,35 @@ fn both_roles_count_what_a_generation_did() {
     assert!((all("shimmer_worker_work_total") - results).abs() < 0.5, "one result for each work");
     assert!((all("shimmer_worker_sessions_total") - 2.0).abs() < 0.5);
 }
+
+#[test]
+fn hints_reach_workers_that_read_ahead_and_change_no_byte() {
+    let model = TinyModel::new(Preset::Glm4Moe);
+    let container = model.container(NumericClass::default());
+    let page = ["--metrics-listen", "127.0.0.1:0"];
+    let run = |flags: &[&str]| {
+        let args: Vec<String> = page.iter().chain(flags).map(|&flag| flag.to_owned()).collect();
+        let cluster = Cluster::start(&ClusterOptions {
+            workers: vec![WorkerOptions { args, ..WorkerOptions::default() }; 2],
+            args: page.map(str::to_owned).to_vec(),
+            ..ClusterOptions::new(&container, 0)
+        });
+        let generation = cluster.generate(greedy(&[3, 1, 4, 1, 5, 9, 2, 6], 12)).unwrap();
+        let coordinator = get(&cluster.coordinator, "/metrics");
+        let workers =
+            cluster.workers.iter().map(|worker| get(&worker.process, "/metrics")).collect();
+        (generation.logits_sha256, coordinator, workers)
+    };
+    let (expected, coordinator, _): (String, String, Vec<String>) = run(&[]);
+    let sent = sum(&coordinator, "shimmer_coordinator_hints_total");
+    assert!(sent.abs() < 0.5, "everything is resident: {sent} hints");
+    let (digest, coordinator, workers) = run(&["--cap", "2", "--pilot-workers", "2"]);
+    assert_eq!(digest, expected);
+    let all = |name: &str| workers.iter().map(|page| sum(page, name)).sum::<f64>();
+    let sent = sum(&coordinator, "shimmer_coordinator_hints_total");
+    assert!(sent > 10.0, "{sent} hints");
+    assert!((all("shimmer_worker_hints_total") - sent).abs() < 0.5, "every hint fits");
+    assert!(all("shimmer_worker_hints_dropped_total").abs() < 0.5);
+    assert!(all("shimmer_prefetch_issued_total") > 0.0);
+    assert!(all("shimmer_expert_misses_total") > 0.0);
+}

@@ -1,8 +1,12 @@
 use super::{
     arm::{ArmText, parse},
-    report::Spread,
+    cache::CacheState,
+    report::{Results, Run, Spread},
 };
-use crate::config::GenerateSettings;
+use crate::{
+    config::GenerateSettings,
+    profile::{Moment, Profile},
+};
 
 fn check_arm(text: &str, expected: Result<&str, &str>) {
     let base = GenerateSettings {
@@ -90,4 +94,30 @@ fn spreads_are_order_statistics() {
     check_spread(&[3.0, 1.0], Some([1.0, 2.0, 3.0]));
     check_spread(&[9.0, 1.0, 2.0], Some([1.0, 2.0, 9.0]));
     assert_eq!(Spread::of([Some(1.0), None].into_iter()), None, "unknown is not zero");
+}
+
+#[test]
+fn arms_that_give_different_bytes_fail() {
+    let run = |sha256: &str| Run {
+        profile: Profile::between(&Moment::default(), &Moment::default()),
+        prefill_tokens_per_s: None,
+        sha256: sha256.repeat(32),
+        cached: None,
+    };
+    let base = GenerateSettings {
+        in_process: Some(true),
+        container: Some("c".into()),
+        ..GenerateSettings::default()
+    };
+    let arms = parse(&base, &["a".parse().unwrap(), "b:cap=1".parse().unwrap()]).unwrap();
+    let mut results = Results::new(&arms, CacheState::Warm);
+    for (arm, sha256) in [(0, "aa"), (1, "aa"), (1, "aa")] {
+        results.add(arm, run(sha256));
+    }
+    assert!(results.check().is_ok());
+    assert!(results.table().contains("cache warm before each run"), "{}", results.table());
+    results.add(0, run("bb"));
+    let error = results.check().unwrap_err().render().unwrap();
+    assert!(error.contains("the arms give different bytes") && error.contains("bbbb"), "{error}");
+    assert_eq!(results.json()["same_bytes"], false);
 }

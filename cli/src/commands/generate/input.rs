@@ -77,7 +77,7 @@ pub struct InputArgs {
     pub logprobs: Option<u32>,
 
     /// One JSON object on one line instead of the text: tokens, text, finish_reason, logits_sha256, fingerprint,
-    /// timings, workers
+    /// timings, workers, and profile with --profile
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 
