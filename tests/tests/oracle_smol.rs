@@ -12,18 +12,20 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 use shimmer_coordinator::{
     chat_template::{ChatMessage, ChatTemplate, RenderOptions},
+    prediction::Recall,
     sampler::Sampling,
 };
 use shimmer_kernels::WeightFormat;
 use shimmer_model::NumericClass;
 use shimmer_tests::{
     cluster::{Cluster, ClusterOptions},
-    in_process::InProcess,
+    in_process::{InProcess, InProcessOptions},
     models::make_container,
     quality::{best, compare, log_sum_exp, perplexity},
     reference::ops::count,
     workload::{Job, Outcome},
 };
+use shimmer_worker::TierOptions;
 use tempfile::TempDir;
 
 /// Largest allowed difference of one of the recorded logits.
@@ -205,4 +207,31 @@ fn demo_model_agrees_with_transformers_and_stands_quantisation() {
     check_two_processes(&containers.path().join("q8"), &engine, &recorded.ids);
     let (comparison, ..) = measure("q4", NumericClass { experts: WeightFormat::Q4G64, ..q8 });
     assert!(comparison.mean_kl <= 1.6e-2, "4-bit experts: KL {}", comparison.mean_kl);
+}
+
+/// Chance is the share of a layer's experts that a token takes.
+#[test]
+fn predictions_on_real_weights_beat_chance_and_the_token_before() {
+    let Some(checkpoint) = checkpoint() else { return };
+    let directory = TempDir::new().unwrap();
+    let container =
+        make_container(&checkpoint, &directory.path().join("q8"), NumericClass::default());
+    let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+    let job = Job { prompt: recorded().ids[..40].to_vec(), max_tokens: 40, sampling: greedy };
+    let expected = InProcess::start(&container).run(&job);
+    let tiers = TierOptions { cap: Some(4), ..TierOptions::default() };
+    let options = InProcessOptions { tiers, ..InProcessOptions::new(&container) };
+    let engine = InProcess::with_options(&options);
+    assert_eq!(engine.run(&job), expected, "hints change no byte");
+    let Recall { rows, steps, previous } = engine.engine().stats().recall;
+    let shares = [rows, steps, previous].map(|overlap| overlap.recall().unwrap());
+    println!(
+        "recall by row {:.3}, by step {:.3}; the token before {:.3}",
+        shares[0], shares[1], shares[2]
+    );
+    let config = engine.container().config();
+    let top_k = count(config.gating.as_ref().unwrap().top_k);
+    let experts = f64::from(config.moe_layers().map(|(_, experts)| experts).min().unwrap());
+    assert!(shares[0] > 2.0 * top_k / experts, "chance is {}", top_k / experts);
+    assert!(shares[0] > shares[2] && shares[1] > shares[2]);
 }

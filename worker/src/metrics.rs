@@ -16,7 +16,7 @@ use self::families::{FAMILIES, Family};
 use crate::{
     counters::CountersSnapshot,
     expert_core::ExpertCore,
-    tier_counters::{ReadClassSnapshot, TierSnapshot},
+    tier_counters::{ReadClassSnapshot, TierSnapshot, WAIT_BOUNDS_US, WaitCounts},
 };
 
 /// Everything that a worker counts, at one moment.
@@ -71,9 +71,19 @@ impl<F> fmt::Debug for WorkerCollector<F> {
 /// Demand reads by class.
 type ClassFamily = (&'static str, &'static str, fn(&ReadClassSnapshot) -> Value);
 
-#[expect(clippy::cast_precision_loss, reason = "seconds for people")]
 const fn seconds(us: u64) -> Value {
-    Value::Seconds(us as f64 / 1e6)
+    Value::Seconds(as_seconds(us))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "seconds for people")]
+const fn as_seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+/// Bounds in seconds, as the encoder takes them: the last bucket has no bound.
+fn buckets(counts: &WaitCounts) -> Vec<(f64, u64)> {
+    let bounds = WAIT_BOUNDS_US.iter().map(|&us| as_seconds(us)).chain([f64::INFINITY]);
+    bounds.zip(*counts).collect()
 }
 
 const CLASSES: &[ClassFamily] = &[
@@ -142,6 +152,15 @@ where
             }
         }
         let tiers = &report.tiers;
+        let (name, help) = (
+            "shimmer_expert_felt_wait_seconds",
+            "Wall time that compute stood still at a time because nothing it wanted was in memory.",
+        );
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        let sum = report.counter("felt_wait_us");
+        let count = tiers.felt_waits.iter().sum();
+        let buckets = buckets(&tiers.felt_waits);
+        metric.encode_histogram::<NoLabelSet>(as_seconds(sum), count, &buckets, None)?;
         for &(name, help, read) in CLASSES {
             let kind = MetricType::Counter;
             let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
@@ -168,6 +187,7 @@ mod tests {
         for (_, counter) in FAMILIES.iter().flat_map(|family| family.series) {
             *left.get_mut(counter).unwrap_or_else(|| panic!("no counter {counter}")) += 1;
         }
+        assert_eq!(left.remove("felt_wait_us"), Some(0), "the sum of a histogram");
         left.retain(|_, times| *times != 1);
         assert_eq!(left, BTreeMap::new());
     }

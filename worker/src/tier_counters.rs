@@ -3,6 +3,8 @@
 //! Experts are counted once for each work message that wants them. Rates and throughputs are made from a
 //! [`TierSnapshot`], never kept.
 
+mod waits;
+
 use std::{
     sync::{
         Mutex, PoisonError,
@@ -12,6 +14,8 @@ use std::{
 };
 
 use serde::Serialize;
+
+pub use waits::{WAIT_BOUNDS_US, WaitCounts, Waits};
 
 use crate::io::ReadReport;
 
@@ -25,6 +29,8 @@ macro_rules! tier_counters {
             pub demand_cold: ReadClass,
             /// Demand reads of experts that were wanted a short while ago.
             pub demand_warm: ReadClass,
+            /// How long compute stood still at a time.
+            pub felt_waits: Waits,
         }
 
         /// The counters at one moment.
@@ -35,6 +41,8 @@ macro_rules! tier_counters {
             pub demand_cold: ReadClassSnapshot,
             /// Demand reads of experts that were wanted a short while ago.
             pub demand_warm: ReadClassSnapshot,
+            /// How long compute stood still at a time.
+            pub felt_waits: WaitCounts,
         }
 
         impl TierCounters {
@@ -44,12 +52,13 @@ macro_rules! tier_counters {
                     $($name: self.$name.load(Relaxed),)*
                     demand_cold: self.demand_cold.snapshot(),
                     demand_warm: self.demand_warm.snapshot(),
+                    felt_waits: self.felt_waits.counts(),
                 }
             }
         }
 
         impl TierSnapshot {
-            /// Names and values of all but the read classes, for a table or an exporter.
+            /// Names and values of all but the read classes and the waits, for a table or an exporter.
             pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
@@ -213,6 +222,13 @@ impl ReadClass {
 }
 
 impl TierCounters {
+    /// Compute has stood still for so long, because nothing it wanted was in memory.
+    pub fn felt_wait(&self, waited: Duration) {
+        let us = micros(waited);
+        self.felt_wait_us.fetch_add(us, Relaxed);
+        self.felt_waits.observe(us);
+    }
+
     /// A read begins, whoever asked for it.
     pub fn read_begins(&self) {
         let now = self.loads_in_flight.fetch_add(1, Relaxed) + 1;

@@ -137,12 +137,6 @@ pub(super) const FAMILIES: &[Family] = &[
         "",
         &[("", "read_service_us")],
     ),
-    counter(
-        "shimmer_expert_felt_wait_seconds",
-        "Wall time that compute stood still because nothing it wanted was in memory.",
-        "",
-        &[("", "felt_wait_us")],
-    ),
     gauge("shimmer_expert_reads_in_flight", "Reads under way.", "", &[("", "loads_in_flight")]),
     gauge(
         "shimmer_expert_reads_in_flight_max",

@@ -253,8 +253,7 @@ impl Round for TieredRound<'_> {
         if missing && (self.opened.is_empty() || !pipeline) {
             let begun = Instant::now();
             let outcome = if pipeline { self.advance() } else { self.advance_serially() };
-            let waited = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-            add(&self.shared.counters.felt_wait_us, waited);
+            self.shared.counters.felt_wait(begun.elapsed());
             outcome?;
         }
         ready.append(&mut self.opened);
