@@ -13,10 +13,19 @@ use crate::{
 const LAYER: u32 = 1;
 
 fn session(container: &Arc<Container>, threads: usize, isa: Option<Isa>) -> ExpertSession {
+    session_with(container, threads, isa, TierOptions::default())
+}
+
+fn session_with(
+    container: &Arc<Container>,
+    threads: usize,
+    isa: Option<Isa>,
+    tiers: TierOptions,
+) -> ExpertSession {
     let config = WorkerConfig {
         id: "w".to_owned(),
         weight: 1.0,
-        tiers: TierOptions::default(),
+        tiers,
         threads,
         pool: None,
         build: "test".to_owned(),
@@ -98,6 +107,47 @@ fn threads_instruction_sets_and_pools_do_not_change_a_byte() {
             }
         }
     }
+}
+
+#[test]
+fn where_experts_lie_does_not_change_a_byte() {
+    let (_dir, container) = testing::container(Preset::Qwen3Moe, WeightFormat::Q8G64);
+    let mut resident = session(&container, 2, None);
+    let experts: Vec<u32> = (0..13).collect();
+    for (cap, pipeline) in [(1, true), (2, true), (5, true), (1, false), (5, false)] {
+        let tiers = TierOptions { cap: Some(cap), pipeline, ..TierOptions::default() };
+        let mut tiered = session_with(&container, 2, None, tiers);
+        for (rows, stride) in [(1, 1), (3, 2), (70, 3)] {
+            let work = work(&resident, &experts, rows, stride);
+            let expected = resident.work(&work).unwrap();
+            assert_eq!(expected.ram_hits, 13);
+            let found = tiered.work(&work).unwrap();
+            assert_eq!(found.payload, expected.payload, "{cap} slots, {rows} rows");
+            assert!(found.ram_hits <= cap);
+            assert!(tiered.try_work(&work, Instant::now()).is_none(), "it would have to wait");
+        }
+    }
+}
+
+#[test]
+fn an_expert_that_cannot_be_read_refuses_its_work_alone() {
+    let (_dir, container) = testing::container(Preset::Qwen3Moe, WeightFormat::Q8G64);
+    let entry = container.expert_entry(LAYER, 3).unwrap();
+    let path = container.dir().join(&entry.file);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[usize::try_from(entry.offset).unwrap() + 100] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let tiers = TierOptions { cap: Some(2), ..TierOptions::default() };
+    let mut session = session_with(&container, 2, None, tiers);
+    for _ in 0..3 {
+        let refused = session.work(&work(&session, &[1, 3, 5], 2, 1)).unwrap_err();
+        assert_eq!((refused.code(), refused.expert), (ErrorCode::Load, Some(3)));
+        assert!(refused.fence.is_some() && !refused.fatal, "{refused:?}");
+        session.work(&work(&session, &[0, 1, 2, 4, 5], 2, 1)).unwrap();
+    }
+    assert_eq!(session.core().counters().snapshot().work_not_loaded, 3);
+    let test = session.self_test(LAYER, 3).unwrap_err();
+    assert_eq!(test.code(), ErrorCode::Load);
 }
 
 #[test]
