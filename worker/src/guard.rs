@@ -8,6 +8,7 @@ mod decision;
 
 use std::{
     fmt,
+    path::Path,
     sync::{Mutex, PoisonError},
 };
 
@@ -27,7 +28,7 @@ pub struct SystemProbe;
 
 impl Probe for SystemProbe {
     fn read(&self) -> Reading {
-        let headroom = Available::measure().smallest().map(|(bytes, _)| bytes);
+        let headroom = Available::read(Path::new("/")).smallest().map(|(bytes, _)| bytes);
         Reading { anonymous: anonymous_bytes(), headroom }
     }
 }

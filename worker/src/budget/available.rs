@@ -17,32 +17,26 @@ pub struct Available {
 }
 
 impl Available {
-    /// Measures on this host.
+    /// Measures on this host, and says what it does not believe.
     pub fn measure() -> Self {
-        Self::read(Path::new("/"))
-    }
-
-    /// Measures in a file tree with `proc` and `sys` of some host.
-    pub fn read(root: &Path) -> Self {
-        let memory = std::fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
-        // An exhausted group holds the process that asks, so its headroom may be nothing, but its limit may not.
-        let plausible = |group: &&groups::Group| group.limit >= PLAUSIBLE_BYTES;
-        let groups = groups::groups(root);
-        if let Some(odd) = groups.iter().find(|group| !plausible(group)) {
+        let (available, odd) = look(Path::new("/"));
+        if let Some(limit) = odd {
             tracing::warn!(
-                limit = %Size(odd.limit),
+                limit = %Size(limit),
                 "a control group says that no process can run in it; ignoring its limit"
             );
         }
-        let left =
-            groups.iter().filter(plausible).map(|group| group.limit.saturating_sub(group.held));
-        let (host, group) = (host(&memory), left.min());
-        if host.is_none() {
+        if available.host.is_none() {
             tracing::warn!(
                 "the memory of this host cannot be read, or is none; only a control group limits experts now"
             );
         }
-        Self { host, group }
+        available
+    }
+
+    /// Measures in a file tree with `proc` and `sys` of some host, without a word.
+    pub fn read(root: &Path) -> Self {
+        look(root).0
     }
 
     /// The smaller one, and which it is.
@@ -53,6 +47,17 @@ impl Available {
             .filter_map(|(bytes, term)| Some((bytes?, term)))
             .min_by_key(|limit| limit.0)
     }
+}
+
+/// What there is, and the limit of a group that is not believed.
+fn look(root: &Path) -> (Available, Option<u64>) {
+    let memory = std::fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+    // An exhausted group holds the process that asks, so its headroom may be nothing, but its limit may not.
+    let plausible = |group: &&groups::Group| group.limit >= PLAUSIBLE_BYTES;
+    let groups = groups::groups(root);
+    let odd = groups.iter().find(|group| !plausible(group)).map(|group| group.limit);
+    let left = groups.iter().filter(plausible).map(|group| group.limit.saturating_sub(group.held));
+    (Available { host: host(&memory), group: left.min() }, odd)
 }
 
 /// `MemAvailable`; on kernels without it what is free or holds file contents.

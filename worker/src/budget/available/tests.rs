@@ -30,6 +30,12 @@ fn impossible_figures_are_not_believed() {
     check(&[], Available::default());
     check(&[("proc/meminfo", "MemAvailable: 0 kB\n")], Available::default());
     check(&[("proc/meminfo", "MemAvailable: many\n")], Available::default());
+    let group = [
+        ("proc/self/cgroup", "0::/\n"),
+        ("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+        ("sys/fs/cgroup/memory.max", "4096\n"),
+    ];
+    check(&group, Available::default());
 }
 
 #[test]
