@@ -1,11 +1,11 @@
 //! A bounded ring between many producers and many consumers: an item is taken exactly once, and a full ring takes none.
 //!
-//! Each place carries the number of the position that it is ready for: `position` when it is empty, `position + 1` when it
-//! holds the item of that position, and the position of the next lap when the item was taken. A consumer reads the item
+//! Each place carries its turn: twice the position that it is empty for, one more when it holds the item of that position,
+//! and twice the position of the next lap when the item was taken. A consumer reads the item
 //! before it claims the position, and uses it only if the claim succeeds. The place cannot be written between the two:
 //! writing waits for the next lap, which begins after the claim.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, spin_loop};
 
 /// Two words.
 pub(super) type Item = [u64; 2];
@@ -30,7 +30,7 @@ impl Ring {
     pub(super) fn new(capacity: u64) -> Self {
         assert!(capacity > 0, "a ring has room for an item");
         let place = |position| Place {
-            turn: AtomicU64::new(position),
+            turn: AtomicU64::new(2 * position),
             item: [AtomicU64::new(0), AtomicU64::new(0)],
         };
         let places = (0..capacity).map(place).collect();
@@ -52,11 +52,13 @@ impl Ring {
         loop {
             let place = self.place(tail);
             let turn = place.turn.load(Ordering::Acquire);
-            if turn < tail {
+            if turn < 2 * tail {
                 // The item of the lap before is still there.
                 return false;
             }
-            if turn > tail {
+            if turn > 2 * tail {
+                // Another producer was faster.
+                spin_loop();
                 tail = self.tail.load(Ordering::Relaxed);
                 continue;
             }
@@ -70,7 +72,7 @@ impl Ring {
                     for (word, value) in place.item.iter().zip(item) {
                         word.store(value, Ordering::Relaxed);
                     }
-                    place.turn.store(tail + 1, Ordering::Release);
+                    place.turn.store(2 * tail + 1, Ordering::Release);
                     return true;
                 }
                 Err(now) => tail = now,
@@ -84,10 +86,12 @@ impl Ring {
         loop {
             let place = self.place(head);
             let turn = place.turn.load(Ordering::Acquire);
-            if turn <= head {
+            if turn <= 2 * head {
                 return None;
             }
-            if turn > head + 1 {
+            if turn > 2 * head + 1 {
+                // Another consumer was faster.
+                spin_loop();
                 head = self.head.load(Ordering::Relaxed);
                 continue;
             }
@@ -99,7 +103,7 @@ impl Ring {
                 Ordering::Relaxed,
             ) {
                 Ok(_) => {
-                    place.turn.store(head + self.lap(), Ordering::Release);
+                    place.turn.store(2 * (head + self.lap()), Ordering::Release);
                     return Some(item);
                 }
                 Err(now) => head = now,
