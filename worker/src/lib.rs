@@ -2,8 +2,8 @@
 //!
 //! It knows slabs, rows and fences. It never sees a token, a request or a sampler, and nothing that a peer does ends its
 //! process. Start reading at [`expert_core`] for what a worker is, at [`session`] for what one coordinator may ask of it, and at
-//! [`serve`](mod@serve) for the gRPC shell. [`store`] is the seam behind which experts live: memory today, tiers behind the same
-//! trait.
+//! [`serve`](mod@serve) for the gRPC shell. [`store`] is the seam behind which experts live: memory, and the container's files
+//! behind it.
 
 pub mod budget;
 mod check;
