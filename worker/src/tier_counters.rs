@@ -135,6 +135,8 @@ tier_counters! {
     mappings,
     /// Bytes of mappings that are locked in memory.
     locked_bytes,
+    /// Bytes of slots that lie in huge pages.
+    huge_bytes,
     /// 1 if memory should be spread over several nodes and the system refused.
     placement_refused,
     /// Pages of slots on another node than asked for.

@@ -7,7 +7,6 @@ use std::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::Instant,
 };
 
 use shimmer_kernels::Arena;
@@ -16,6 +15,7 @@ use super::{
     allocator::MemoryOptions,
     placement::MemoryPlacement,
     registration::{Registered, RegistrationError},
+    survey::Surveyed,
     system::System,
 };
 
@@ -27,8 +27,7 @@ pub(super) struct Shared {
     pub(super) system: Box<dyn System>,
     /// What is mapped, and some that is no more.
     mapped: Mutex<Vec<Weak<Mapping>>>,
-    /// When pages were surveyed last, and how many were off their node.
-    pub(super) surveyed: Mutex<Option<(Instant, u64)>>,
+    pub(super) surveyed: Mutex<Option<Surveyed>>,
     /// The system refused a lock once, which was said; it is not asked again.
     lock_refused: AtomicBool,
     /// As above, for the device.

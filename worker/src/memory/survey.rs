@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     sync::PoisonError,
     time::{Duration, Instant},
 };
@@ -12,6 +13,8 @@ use super::{allocator::SlotAllocator, mapping::Mapping, system::page_bytes};
 const EACH_PAGE_MAX: usize = 4096;
 /// Metrics may be asked for every second; pages move while they are first touched, and hardly ever afterwards.
 const SURVEY_AGE_MAX: Duration = Duration::from_secs(60);
+/// A survey of hundreds of GiB in small pages takes seconds: it gets at most one part in so many of a thread's time.
+const SURVEY_SHARE: u32 = 100;
 
 /// Where pages of slots are, estimated from some of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,18 +24,35 @@ pub struct Survey {
     /// Those on a node that was not asked for, and those that a node holds beyond an even share: the system takes another
     /// node when one is full.
     pub off_node_pages: u64,
+    /// Bytes that lie in huge pages.
+    pub huge_bytes: u64,
+}
+
+/// The last survey.
+#[derive(Debug)]
+pub(super) struct Surveyed {
+    at: Instant,
+    took: Duration,
+    found: Survey,
 }
 
 impl SlotAllocator {
-    /// Asks where pages are, if it was asked for nodes; empty where the system decides or does not tell. Takes about a
-    /// microsecond for each 2 MiB, so it belongs behind a load and not into a step.
+    /// Asks how pages are made, and on which nodes they are if it was asked for nodes; says nothing where the system does
+    /// not tell. Belongs behind a load and not into a step.
     pub fn survey(&self) -> Survey {
         let wanted = self.shared().options.placement.nodes();
-        let mut survey = Survey::default();
+        let mapped = self.shared().mapped();
+        let spans = mapped.iter().map(|mapping| {
+            let start = mapping.start().addr().get();
+            start..start + mapping.bytes()
+        });
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        let huge_bytes = huge_bytes(&smaps, &spans.collect::<Vec<_>>());
+        let mut survey = Survey { huge_bytes, ..Survey::default() };
         if wanted.is_empty() {
             return survey;
         }
-        for mapping in self.shared().mapped() {
+        for mapping in mapped {
             let (addresses, step) = sample(&mapping, wanted.len());
             let located = self.shared().system.locate(&addresses).unwrap_or_default();
             let mut pages = BTreeMap::new();
@@ -48,18 +68,38 @@ impl SlotAllocator {
         survey
     }
 
-    /// The off-node pages of a survey that is at most a minute old.
-    pub fn off_node_pages(&self) -> u64 {
-        let mut surveyed = self.shared().surveyed.lock().unwrap_or_else(PoisonError::into_inner);
-        match *surveyed {
-            Some((at, pages)) if at.elapsed() < SURVEY_AGE_MAX => pages,
-            _ => {
-                let pages = self.survey().off_node_pages;
-                *surveyed = Some((Instant::now(), pages));
-                pages
-            }
+    /// A survey that is about a minute old at most; older if surveys take long.
+    pub fn recent_survey(&self) -> Survey {
+        let mut last = self.shared().surveyed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Surveyed { at, took, found }) = &*last
+            && at.elapsed() < SURVEY_AGE_MAX.max(*took * SURVEY_SHARE)
+        {
+            return found.clone();
+        }
+        let at = Instant::now();
+        let found = self.survey();
+        *last = Some(Surveyed { at, took: at.elapsed(), found: found.clone() });
+        found
+    }
+}
+
+/// Bytes in huge pages of the mappings that overlap some span. The kernel may join mappings of ours, so a line counts once.
+fn huge_bytes(smaps: &str, spans: &[Range<usize>]) -> u64 {
+    let range = |line: &str| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        let address = |text| usize::from_str_radix(text, 16).ok();
+        Some(address(start)?..address(end)?)
+    };
+    let (mut ours, mut kib) = (false, 0);
+    for line in smaps.lines() {
+        if let Some(mapped) = range(line) {
+            ours = spans.iter().any(|span| span.start < mapped.end && mapped.start < span.end);
+        } else if let Some(count) = line.strip_prefix("AnonHugePages:").filter(|_| ours) {
+            let count = count.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
+            kib += count;
         }
     }
+    kib * 1024
 }
 
 /// Addresses of some pages, and how many pages each stands for.
@@ -109,6 +149,16 @@ mod tests {
                 assert!(most - least <= most / 16, "{nodes} nodes, {pages_in_a_row}: {met:?}");
             }
         }
+    }
+
+    #[test]
+    fn huge_pages_of_slots_are_counted_once() {
+        let smaps = "200000-600000 rw-p 00000000 00:00 0 \nRss: 9 kB\nAnonHugePages:      4096 kB\n\
+                     600000-800000 rw-p 00000000 00:00 0 \nAnonHugePages:      2048 kB\n";
+        let spans = [0x20_0000..0x40_0000, 0x40_0000..0x60_0000];
+        assert_eq!(huge_bytes(smaps, &spans), 4 << 20);
+        assert_eq!(huge_bytes(smaps, &[]), 0);
+        assert_eq!(huge_bytes("", &spans), 0);
     }
 
     #[test]

@@ -235,6 +235,12 @@ pub(super) const FAMILIES: &[Family] = &[
         &[("", "locked_bytes")],
     ),
     gauge(
+        "shimmer_memory_huge_page_bytes",
+        "Bytes of slots that lie in huge pages.",
+        "",
+        &[("", "huge_bytes")],
+    ),
+    gauge(
         "shimmer_memory_placement_refused",
         "1 if memory should be spread over several nodes and the system refused.",
         "",

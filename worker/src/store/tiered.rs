@@ -231,7 +231,9 @@ impl ExpertStore for TieredStore {
         snapshot.mappings = memory.mappings;
         snapshot.locked_bytes = memory.locked_bytes;
         snapshot.placement_refused = memory.placement_refused;
-        snapshot.off_node_pages = self.shared.allocator.off_node_pages();
+        let pages = self.shared.allocator.recent_survey();
+        snapshot.huge_bytes = pages.huge_bytes;
+        snapshot.off_node_pages = pages.off_node_pages;
         for layer in self.shared.layers() {
             let counts = layer.lock().slots.counts();
             snapshot.experts_resident += counts.resident as u64;

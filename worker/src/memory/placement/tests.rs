@@ -121,4 +121,9 @@ fn a_survey_finds_touched_pages_only() {
     let pages = 24 * (1 << 20) / page_bytes() as u64;
     let found = survey.pages.get(&node.id).copied().unwrap_or(0);
     assert!(found.abs_diff(pages) <= pages / 8 && survey.off_node_pages == 0, "{survey:?}");
+    assert!(survey.huge_bytes <= 24 << 20, "{survey:?}");
+    assert_eq!(allocator.recent_survey(), survey);
+    drop(slots);
+    assert_eq!(allocator.survey().huge_bytes, 0);
+    assert_eq!(allocator.recent_survey(), survey, "a recent one is not made again");
 }
