@@ -9,12 +9,16 @@ use shimmer_coordinator::{
     api::{ClusterStatus, Inference, InferenceParts},
     chat_template::ChatTemplate,
     dispatch::ExpertTransport,
-    engine::{Engine, EngineConfig, EngineError, EngineMemory, EngineParts},
+    engine::{Engine, EngineConfig, EngineError, EngineMemory, EngineParts, ThreadStart},
     tokenizer::Tokenizer,
 };
 use shimmer_kernels::{Isa, Kernels};
 use shimmer_model::Container;
-use shimmer_worker::{ExpertCore, budget::WorkShape};
+use shimmer_worker::{
+    ExpertCore,
+    budget::WorkShape,
+    memory::{ThreadPlacement, Topology},
+};
 use tokio::sync::watch;
 
 use crate::{
@@ -65,8 +69,19 @@ impl LocalCluster {
         let (status, cores) = (transport.status(), transport.cores());
         let name = container.manifest().source.name.clone();
         let (status, receiver) = watch::channel(status);
-        let inference =
-            inference(&container, kernels, wrap(Box::new(transport)), config, receiver, name)?;
+        // The trunk's threads compute the experts.
+        let threads =
+            ThreadPlacement::decide(options.tiers.numa, &Topology::detect(), options.threads);
+        let start = threads.handler().map(ThreadStart);
+        let inference = inference(
+            &container,
+            kernels,
+            wrap(Box::new(transport)),
+            config,
+            receiver,
+            name,
+            start,
+        )?;
         Ok(Self { inference, cores, _status: status })
     }
 
@@ -155,6 +170,7 @@ pub(crate) fn inference(
     config: EngineConfig,
     cluster: watch::Receiver<ClusterStatus>,
     model_name: String,
+    thread_start: Option<ThreadStart>,
 ) -> Result<Inference, Error> {
     let directory = container.dir().display().to_string();
     let read =
@@ -179,6 +195,7 @@ pub(crate) fn inference(
         tokenizer: Arc::clone(&tokenizer),
         transport,
         config,
+        thread_start,
     })
     .map_err(|error| match error {
         EngineError::Config(_) | EngineError::KvBudget { .. } => Error::refused(error.to_string()),

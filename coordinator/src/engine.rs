@@ -12,7 +12,7 @@ mod memory;
 mod stats;
 mod step_loop;
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use shimmer_kernels::{Kernels, MATH_ID, PAGE_POSITIONS};
@@ -90,6 +90,18 @@ pub struct EngineParts {
     pub transport: Box<dyn ExpertTransport>,
     /// Limits.
     pub config: EngineConfig,
+    /// What each thread of the trunk's pool does first.
+    pub thread_start: Option<ThreadStart>,
+}
+
+/// Called on each new thread of a pool, with the thread's number.
+#[derive(Clone)]
+pub struct ThreadStart(pub Arc<dyn Fn(usize) + Send + Sync>);
+
+impl fmt::Debug for ThreadStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ThreadStart")
+    }
 }
 
 /// Starts engines.
@@ -134,11 +146,13 @@ fn run(
     commands: &Receiver<Command>,
     ready: &Sender<Result<(), EngineError>>,
 ) {
-    let pool = rayon::ThreadPoolBuilder::new()
+    let mut pool = rayon::ThreadPoolBuilder::new()
         .num_threads(parts.config.threads)
-        .thread_name(|index| format!("shimmer-trunk-{index}"))
-        .build();
-    let pool = match pool {
+        .thread_name(|index| format!("shimmer-trunk-{index}"));
+    if let Some(ThreadStart(start)) = parts.thread_start.clone() {
+        pool = pool.start_handler(move |index| start(index));
+    }
+    let pool = match pool.build() {
         Ok(pool) => pool,
         Err(error) => return report(ready, Err(error.into())),
     };
@@ -169,7 +183,7 @@ fn step_loop<'w>(
     context: u32,
     published: Published,
 ) -> Result<StepLoop<'w>, EngineError> {
-    let EngineParts { container, kernels, tokenizer, transport, config } = parts;
+    let EngineParts { container, kernels, tokenizer, transport, config, .. } = parts;
     let model = container.config();
     let max_logit_rows = config.max_running.min(MAX_LOGIT_ROWS);
     let options = TrunkOptions {

@@ -316,6 +316,7 @@ pub(crate) fn start(tiny: &Tiny, workers: TestWorkers, config: EngineConfig) -> 
         tokenizer: Arc::clone(&tiny.tokenizer),
         transport: Box::new(workers),
         config,
+        thread_start: None,
     };
     Engine::start(parts).unwrap()
 }

@@ -105,6 +105,7 @@ impl InProcess {
             tokenizer: Arc::clone(&tokenizer),
             transport: Box::new(transport),
             config,
+            thread_start: None,
         })
         .expect("the engine starts");
         Self { engine, workers, tokenizer, container, next_id: AtomicU64::new(0) }

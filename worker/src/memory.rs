@@ -25,7 +25,7 @@ pub use placement::{MemoryPlacement, NodeSet, PlacementError};
 pub use registration::{DeviceRange, DeviceRegistration, RegistrationError};
 pub use slots::{ReleasedSlot, SlotMemory};
 pub use survey::Survey;
-pub use threads::ThreadPlacement;
+pub use threads::{ThreadPlacement, default_threads};
 pub use topology::{Core, Node, Topology, TopologySource};
 
 /// Decides for this machine, once per worker, where its memory and its compute threads go.

@@ -40,8 +40,15 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let (status, links) = (workers.status(), workers.observer());
     let name =
         config.model_name.clone().unwrap_or_else(|| container.manifest().source.name.clone());
-    let inference =
-        inference(&container, kernels, Box::new(workers), engine(&config), status.clone(), name)?;
+    let inference = inference(
+        &container,
+        kernels,
+        Box::new(workers),
+        engine(&config),
+        status.clone(),
+        name,
+        None,
+    )?;
     let sources = Sources { engine: inference.engine().clone(), links, cluster: status };
     block_on(async {
         let shutdown = shutdown::on_signal()?;

@@ -42,7 +42,7 @@ settings_with_tiers! {
 
         /// CPU threads, in-process
         #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", allow_negative_numbers = true, help_heading = "Where")]
-        threads: NonZeroUsize, because "without it one per CPU that this process may use";
+        threads: NonZeroUsize, because "without it one per CPU that this process may use; per core if there are several memory nodes";
 
         /// Instruction set, in-process: scalar, avx2 or avx512; the bytes are the same
         #[arg(long, env = "SHIMMER_ISA", value_name = "ISA", help_heading = "Where")]

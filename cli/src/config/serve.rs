@@ -40,7 +40,7 @@ settings! {
 
         /// CPU threads for arithmetic
         #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", allow_negative_numbers = true)]
-        threads: NonZeroUsize, because "without it one per CPU that this process may use";
+        threads: NonZeroUsize, because "without it one per CPU that this process may use; per core if there are several memory nodes";
 
         /// Instruction set of the kernels: scalar, avx2 or avx512; the bytes are the same
         #[arg(long, env = "SHIMMER_ISA", value_name = "ISA")]

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 
 use shimmer_kernels::Isa;
-use shimmer_worker::TierOptions;
+use shimmer_worker::{TierOptions, memory::default_threads};
 
 use super::{ConfigError, IsaName, Period, Settings, tiers::settings_with_tiers};
 use crate::logging::{LogFilter, LogFormat};
@@ -30,7 +30,7 @@ settings_with_tiers! {
 
         /// CPU threads for arithmetic
         #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", allow_negative_numbers = true)]
-        threads: NonZeroUsize, because "without it one per CPU that this process may use";
+        threads: NonZeroUsize, because "without it one per CPU that this process may use; per core if there are several memory nodes";
 
         /// Instruction set of the kernels: scalar, avx2 or avx512; the bytes are the same
         #[arg(long, env = "SHIMMER_ISA", value_name = "ISA")]
@@ -114,10 +114,9 @@ impl WorkerSettings {
 /// More threads than any machine has CPUs only cost memory and minutes.
 const THREADS_MAX: usize = 1024;
 
-/// The given number, or one thread per CPU that this process may use.
+/// The given number, or what this machine has.
 pub(super) fn threads_or_all(threads: Option<NonZeroUsize>) -> Result<usize, ConfigError> {
-    let count =
-        threads.or_else(|| std::thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get);
+    let count = threads.map_or_else(default_threads, NonZeroUsize::get);
     if count > THREADS_MAX {
         return Err(ConfigError::invalid(
             "threads",

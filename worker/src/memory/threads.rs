@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "affinity masks of threads")]
 
-use std::{io, sync::Arc};
+use std::{io, num::NonZeroUsize, sync::Arc};
 
 use super::topology::{Node, Topology};
 use crate::tier_options::NumaSetting;
@@ -52,18 +52,35 @@ impl ThreadPlacement {
         let builder = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(move |index| format!("{name}-{index}"));
-        if self.cpus.is_empty() {
-            return builder.build();
+        match self.handler() {
+            Some(place) => builder.start_handler(move |index| place(index)).build(),
+            None => builder.build(),
         }
-        let placement = Arc::new(self.clone());
-        let place = move |index| {
+    }
+
+    /// Places the thread that calls it, by its number in a pool; none if threads may run anywhere.
+    pub fn handler(&self) -> Option<Arc<dyn Fn(usize) + Send + Sync>> {
+        if self.cpus.is_empty() {
+            return None;
+        }
+        let placement = self.clone();
+        Some(Arc::new(move |index| {
             let cpus = placement.cpus(index);
             if let Err(error) = keep_on(cpus) {
                 tracing::warn!(%error, index, ?cpus, "a compute thread is not kept on its node");
             }
-        };
-        builder.start_handler(place).build()
+        }))
     }
+}
+
+/// Compute threads of a machine: one for each processor that this process may use, or for each core where threads are kept on
+/// nodes. The second hardware thread of a core reads no more weights than the first.
+pub fn default_threads() -> usize {
+    let topology = Topology::detect();
+    if topology.is_numa() {
+        return topology.cores();
+    }
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
 /// One hardware thread of each core; all of them if there are more threads than cores.

@@ -183,6 +183,7 @@ fn a_budget_without_a_page_is_refused() {
         tokenizer: Arc::clone(&tiny.tokenizer),
         transport: Box::new(TestWorkers::new(&tiny, kernels, &[1.0])),
         config: EngineConfig { kv_budget_bytes: 100, ..config(64, 64, 1) },
+        thread_start: None,
     };
     let error = Engine::start(parts).unwrap_err().to_string();
     assert!(
