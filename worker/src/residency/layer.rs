@@ -265,14 +265,28 @@ impl<M> LayerResidency<M> {
 
     /// An expert that may be wanted soon.
     pub fn prefetch(&mut self, expert: u32) -> Result<Load<M>, Skip> {
+        let slot = match self.prefetch_slot(expert)? {
+            Some(victim) => victim,
+            None => self.free.pop().expect("a slot is free"),
+        };
+        Ok(self.reserve(slot, expert, Origin::Prefetch))
+    }
+
+    /// Why a prefetch of the expert would not begin now. Changes nothing.
+    pub fn prefetch_refused(&self, expert: u32) -> Option<Skip> {
+        self.prefetch_slot(expert).err()
+    }
+
+    /// The slot to evict for a prefetch; none if one is free.
+    fn prefetch_slot(&self, expert: u32) -> Result<Option<u32>, Skip> {
         if self.by_expert[expert as usize].is_some() {
             return Err(Skip::Duplicate);
         }
         if self.running > 0 {
             return Err(Skip::LayerStarted);
         }
-        if let Some(slot) = self.free.pop() {
-            return Ok(self.reserve(slot, expert, Origin::Prefetch));
+        if !self.free.is_empty() {
+            return Ok(None);
         }
         // What was prefetched for the same work was ranked higher.
         let stale = |resident: &Resident<M>| !resident.unused || resident.last_used < self.time;
@@ -287,7 +301,7 @@ impl<M> LayerResidency<M> {
         {
             return Err(Skip::Guard);
         }
-        Ok(self.reserve(slot, expert, Origin::Prefetch))
+        Ok(Some(slot))
     }
 
     /// A load has ended well. The expert and who asked for it.

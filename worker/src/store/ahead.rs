@@ -23,16 +23,7 @@ impl Shared {
         };
         let load = match skipped {
             Ok(load) => load,
-            Err(skip) => {
-                let counter = match skip {
-                    Skip::Duplicate => &counters.prefetch_dropped_duplicate,
-                    Skip::LayerStarted => &counters.prefetch_dropped_started,
-                    Skip::Guard => &counters.prefetch_dropped_guard,
-                    Skip::NoRoom => &counters.prefetch_dropped_no_room,
-                };
-                counter.fetch_add(1, Relaxed);
-                return;
-            }
+            Err(skip) => return self.skipped(skip),
         };
         drop(state);
         counters.prefetch_issued.fetch_add(1, Relaxed);
@@ -53,5 +44,17 @@ impl Shared {
             }
         }
         layer.changed(state);
+    }
+
+    /// Counts a hint that is not followed.
+    pub(super) fn skipped(&self, skip: Skip) {
+        let counters = &self.counters;
+        let counter = match skip {
+            Skip::Duplicate => &counters.prefetch_dropped_duplicate,
+            Skip::LayerStarted => &counters.prefetch_dropped_started,
+            Skip::Guard => &counters.prefetch_dropped_guard,
+            Skip::NoRoom => &counters.prefetch_dropped_no_room,
+        };
+        counter.fetch_add(1, Relaxed);
     }
 }

@@ -208,8 +208,22 @@ impl ExpertStore for TieredStore {
     fn hint(&self, layer: u32, experts: &[u32]) {
         let Some(layer) = self.shared.layer(layer) else { return };
         if let Some(pilots) = &*self.pilots() {
-            let time = layer.lock().slots.time();
-            pilots.hint(&self.shared.counters, layer.layer, time, experts);
+            let state = layer.lock();
+            let time = state.slots.time();
+            // Most hints of a warm cache end here: waking a thread to drop them takes longer than the work that it helps.
+            let wanted: Vec<u32> = experts
+                .iter()
+                .copied()
+                .filter(|&expert| match state.slots.prefetch_refused(expert) {
+                    Some(skip) => {
+                        self.shared.skipped(skip);
+                        false
+                    }
+                    None => true,
+                })
+                .collect();
+            drop(state);
+            pilots.hint(&self.shared.counters, layer.layer, time, &wanted);
         }
     }
 
