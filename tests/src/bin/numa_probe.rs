@@ -114,7 +114,7 @@ impl Machine {
         let maps = fs::read_to_string("/proc/self/maps")?.lines().count();
         let limit = fs::read_to_string("/proc/sys/vm/max_map_count")?;
         Ok(json!({
-            "slots": layers.iter().map(Vec::len).fold(0, |sum, slots| sum + slots),
+            "slots": layers.iter().map(Vec::len).sum::<usize>(),
             "mappings": self.memory.snapshot().mappings,
             "mappings_of_the_process": maps,
             "mappings_allowed": limit.trim().parse::<u64>()?,
