@@ -30,7 +30,7 @@ use crate::{
 pub use plan::{PlannedWorker, ProcessPlan, engine_terms};
 pub use transport::{LocalError, LocalTransport};
 
-/// A running in-process cluster. Dropping it ends the engine.
+/// A running in-process cluster. Dropping it ends the engine and then the workers, which save what they have to.
 #[derive(Debug)]
 pub struct LocalCluster {
     inference: Inference,
@@ -93,6 +93,13 @@ impl LocalCluster {
     /// Everything that is counted, now.
     pub(crate) fn moment(&self) -> Moment {
         Moment::now(Some(self.inference.engine().stats()), &self.cores)
+    }
+}
+
+impl Drop for LocalCluster {
+    fn drop(&mut self) {
+        // The step thread holds the workers as well.
+        self.inference.engine().shutdown();
     }
 }
 
