@@ -40,7 +40,8 @@ pub fn compare(side: &str, ours: &Identity, peer: &str, theirs: &Identity) -> Re
 
 /// A peer's text is untrusted: it is cut and its control characters are escaped before it reaches a log or a terminal.
 pub fn shown(text: &str) -> String {
-    const LONGEST: usize = 160;
+    /// Room for an error with two paths; ten times as much once escaped is still far from the limit of headers.
+    const LONGEST: usize = 512;
     if text.is_empty() {
         return "(none)".to_owned();
     }
@@ -104,6 +105,6 @@ mod tests {
     #[test]
     fn a_peers_text_is_cleaned() {
         assert_eq!(shown("a\x1b[31mb\n"), "a\\u{1b}[31mb\\n");
-        assert_eq!(shown(&"x".repeat(1000)).len(), 163);
+        assert_eq!(shown(&"x".repeat(1000)).len(), 515);
     }
 }

@@ -43,7 +43,7 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// A slab could not be read from any copy, or is damaged in all of them.
-    #[error("loading expert {expert} of layer {layer}: {source}")]
+    #[error("{source}")]
     Read {
         /// Layer.
         layer: u32,

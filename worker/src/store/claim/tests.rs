@@ -125,7 +125,7 @@ fn a_claim_that_fails_leaves_no_claim() {
     check(&[0, 1, 2, 3, 4, 5, 6], &NoProgress, "--ram all wants 7 experts");
     check(&[2, 99], &NoProgress, "the container has no expert 99");
     bench.reader.set_broken(layer, 4, true);
-    let expected = format!("loading expert 4 of layer {layer}");
+    let expected = format!("the reader was closed before expert 4 of layer {layer}");
     check(&[2, 3, 4, 5], &NoProgress, &expected);
     let cancel = Counting { cancel_after: Some(0), ..Counting::default() };
     check(&[2, 3], &cancel, "the load was cancelled");
