@@ -129,6 +129,8 @@ tier_counters! {
     evictions_claim,
     /// Pairs of experts that changed places between pinned and cache.
     repins,
+    /// Times that the usage history could not be written.
+    usage_save_failures,
     /// Times that the cache was made smaller because memory ran short.
     guard_shrinks,
     /// Mappings that hold slots.

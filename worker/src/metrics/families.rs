@@ -222,6 +222,12 @@ pub(super) const FAMILIES: &[Family] = &[
         &[("", "repins")],
     ),
     counter(
+        "shimmer_usage_history_save_failures",
+        "Times that the usage history could not be written.",
+        "",
+        &[("", "usage_save_failures")],
+    ),
+    counter(
         "shimmer_memory_guard_shrinks",
         "Times that the cache was made smaller because memory ran short.",
         "",

@@ -1,7 +1,7 @@
 //! The usage history of a store: read when it starts, written now and then and at the end.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering::Relaxed},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -67,6 +67,7 @@ impl Shared {
         match saved {
             Ok(()) => *written = now.into_iter().map(|(_, works, uses)| (works, uses)).collect(),
             Err(error) => {
+                self.counters.usage_save_failures.fetch_add(1, Relaxed);
                 let error: &dyn std::error::Error = &error;
                 tracing::warn!(error, "the usage history was not saved");
             }

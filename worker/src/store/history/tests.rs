@@ -62,6 +62,7 @@ fn a_history_may_be_left_alone_or_fail() {
     std::fs::remove_dir(&gone).unwrap();
     writer.run(layer, &[0, 1]).unwrap();
     writer.store.save_usage();
+    assert_eq!(writer.store.snapshot().usage_save_failures, 1);
     // It serves on, and nothing that was used is forgotten.
     writer.run(layer, &[2]).unwrap();
     std::fs::create_dir(&gone).unwrap();
