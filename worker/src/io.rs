@@ -147,3 +147,5 @@ impl fmt::Debug for dyn ReadSink {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::{Answer, BACKENDS, faulty_reader};

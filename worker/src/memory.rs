@@ -20,6 +20,8 @@ mod topology;
 
 use crate::tier_options::TierOptions;
 
+#[cfg(test)]
+pub(crate) use allocator::tests::{Granted, map_granted, with_refusing_device};
 pub use allocator::{MemoryOptions, MemorySnapshot, SlotAllocator, map_slots};
 pub use placement::{MemoryPlacement, NodeSet, PlacementError};
 pub use registration::{DeviceRange, DeviceRegistration, RegistrationError};

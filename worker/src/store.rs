@@ -7,6 +7,8 @@
 mod ahead;
 mod claim;
 mod error;
+#[cfg(test)]
+mod faults;
 mod history;
 mod layer;
 mod lease;

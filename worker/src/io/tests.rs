@@ -10,7 +10,8 @@ use std::sync::{
 
 use super::*;
 use crate::TierSnapshot;
-use bench::{Answer, BACKENDS, Files, Reader, Sink};
+pub(crate) use bench::{Answer, BACKENDS, faulty_reader};
+use bench::{Files, Reader, Sink};
 use progress::Piece;
 
 type Slab = (u32, u32);

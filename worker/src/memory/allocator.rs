@@ -109,4 +109,4 @@ impl SlotAllocator {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -155,6 +155,15 @@ pub(crate) struct Bench {
 impl Bench {
     /// A store with memory for so many experts.
     pub(crate) fn new(slabs: u64, options: TierOptions) -> Self {
+        Self::with(slabs, options, |_| ())
+    }
+
+    /// As [`Self::new`], over something else.
+    pub(crate) fn with(
+        slabs: u64,
+        options: TierOptions,
+        change: impl FnOnce(&mut TierSetup),
+    ) -> Self {
         let (dir, container) = testing::container(Preset::Qwen3Moe, WeightFormat::Q8G64);
         let layers: Vec<u32> = container.config().moe_layers().map(|(layer, _)| layer).collect();
         let slab = container.expert_layout(layers[0]).unwrap().slab_bytes() as u64;
@@ -169,7 +178,7 @@ impl Bench {
             OpenReader(Box::new(move || Ok(Arc::new(Handle(Arc::clone(&opened))) as Arc<_>)));
         let budget = RamBudget { bytes: slabs * slab, term: BudgetTerm::Setting };
         let allocator = SlotAllocator::new(MemoryOptions::default());
-        let setup = TierSetup {
+        let mut setup = TierSetup {
             container: Arc::clone(&container),
             options,
             budget,
@@ -178,6 +187,7 @@ impl Bench {
             open,
             guard: None,
         };
+        change(&mut setup);
         let store = TieredStore::new(setup).unwrap();
         Self { store, reader, container, slab, layers, _dir: dir }
     }

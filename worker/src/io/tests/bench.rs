@@ -21,10 +21,10 @@ use crate::{
     tier_options::{IoBackend, Mirror},
 };
 
-pub(super) const BACKENDS: [IoBackend; 3] =
+pub(crate) const BACKENDS: [IoBackend; 3] =
     [IoBackend::Pread, IoBackend::Uring, IoBackend::Buffered];
 
-pub(super) type Answer = Result<usize, i32>;
+pub(crate) type Answer = Result<usize, i32>;
 
 /// What a test puts at the edge.
 pub(super) trait Faults:
@@ -45,6 +45,30 @@ impl<F: Faults> Edge for Script<F> {
     fn answer(&self, slab: (u32, u32), piece: &Piece, answer: Answer, bytes: &mut [u8]) -> Answer {
         self.0(slab, piece, answer, bytes)
     }
+}
+
+/// A reader as a worker opens it, whose answers go through `faults`.
+pub(crate) fn faulty_reader(
+    container: &Arc<Container>,
+    options: &TierOptions,
+    counters: &Arc<TierCounters>,
+    faults: impl Fn(Answer, &mut [u8]) -> Answer + Send + Sync + 'static,
+) -> Arc<dyn SlabReader> {
+    let script =
+        move |_: (u32, u32), _: &Piece, answer: Answer, bytes: &mut [u8]| faults(answer, bytes);
+    open(container, options, counters, Script(script))
+}
+
+fn open(
+    container: &Arc<Container>,
+    options: &TierOptions,
+    counters: &Arc<TierCounters>,
+    edge: impl Edge + 'static,
+) -> Arc<dyn SlabReader> {
+    let direct = options.io != IoBackend::Buffered;
+    let mut slabs = Slabs::open(container, &options.mirrors, direct, counters).unwrap();
+    slabs.set_edge(Box::new(edge));
+    start(slabs, options).unwrap()
 }
 
 /// A container in a directory of its own, and as many mirrors.
@@ -100,10 +124,7 @@ impl Files {
         let counters = Arc::new(TierCounters::default());
         let mirrors = self.mirrors[..copies - 1].to_vec();
         let options = TierOptions { io, mirrors, ..TierOptions::default() };
-        let direct = io != IoBackend::Buffered;
-        let mut slabs = Slabs::open(&self.container, &options.mirrors, direct, &counters).unwrap();
-        slabs.set_edge(Box::new(edge));
-        let reader = start(slabs, &options).unwrap();
+        let reader = open(&self.container, &options, &counters, edge);
         Reader { container: Arc::clone(&self.container), counters, reader }
     }
 }

@@ -48,6 +48,47 @@ impl System for Refusing {
     }
 }
 
+/// How many mappings are granted from now on.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Granted(Arc<Mutex<usize>>);
+
+impl Granted {
+    pub(crate) fn set(&self, mappings: usize) {
+        *self.0.lock().unwrap() = mappings;
+    }
+}
+
+impl System for Granted {
+    fn interleave(&self, _arena: &Arena, _nodes: &[u32]) -> io::Result<()> {
+        panic!("nobody asked for nodes")
+    }
+
+    fn locate(&self, _addresses: &[usize]) -> io::Result<Vec<libc::c_int>> {
+        panic!("nobody asked for nodes")
+    }
+
+    fn map(&self, bytes: usize) -> io::Result<Arena> {
+        let mut granted = self.0.lock().unwrap();
+        *granted = granted.checked_sub(1).ok_or(io::ErrorKind::OutOfMemory)?;
+        Arena::new(bytes)
+    }
+
+    fn lock(&self, _start: NonNull<u8>, _bytes: usize) -> io::Result<()> {
+        panic!("nobody asked for locks")
+    }
+}
+
+/// An allocator that maps what is granted.
+pub(crate) fn map_granted(granted: &Granted) -> SlotAllocator {
+    SlotAllocator::with_system(MemoryOptions::default(), Box::new(granted.clone()))
+}
+
+/// An allocator whose device refuses one registration. The function tells how many slots the device knows.
+pub(crate) fn with_refusing_device(call: usize) -> (impl Fn() -> usize, SlotAllocator) {
+    let (recorder, options) = with_device(Recorder::refusing(call));
+    (move || recorder.known(), SlotAllocator::new(options))
+}
+
 const LOCKED: fn() -> MemoryOptions = || MemoryOptions { lock: true, ..MemoryOptions::default() };
 
 fn with_device(recorder: Recorder) -> (Arc<Recorder>, MemoryOptions) {
