@@ -33,11 +33,14 @@ pub struct WorkerOptions {
     pub container: Option<PathBuf>,
     /// Further flags.
     pub args: Vec<String>,
+    /// Further variables.
+    pub envs: Vec<(&'static str, PathBuf)>,
 }
 
 impl Default for WorkerOptions {
     fn default() -> Self {
-        Self { weight: 1.0, threads: 1, isa: None, container: None, args: Vec::new() }
+        let (args, envs) = (Vec::new(), Vec::new());
+        Self { weight: 1.0, threads: 1, isa: None, container: None, args, envs }
     }
 }
 
@@ -136,7 +139,7 @@ impl Cluster {
         .to_vec();
         args.extend(options.args.iter().cloned());
         let mut coordinator =
-            Process::shimmer("coordinator", &args, &isa_variable(options.isa), directory.path());
+            Process::shimmer("coordinator", &args, isa_variable(options.isa), directory.path());
         let port = coordinator.listening_port(START_DEADLINE);
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
@@ -272,7 +275,11 @@ fn start_worker(
     .map(str::to_owned)
     .to_vec();
     args.extend(options.args.iter().cloned());
-    let process = Process::shimmer(&id, &args, &isa_variable(options.isa), logs);
+    let envs = isa_variable(options.isa)
+        .into_iter()
+        .map(|(key, value)| (key, PathBuf::from(value)))
+        .chain(options.envs.iter().cloned());
+    let process = Process::shimmer(&id, &args, envs, logs);
     Worker { id, port, process, options: options.clone() }
 }
 

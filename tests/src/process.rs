@@ -2,8 +2,10 @@
 
 use std::{
     env,
+    ffi::OsStr,
     fs::{self, File},
-    io,
+    io::{self, Read as _, Write as _},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
@@ -11,6 +13,8 @@ use std::{
 
 use crate::wait::wait_for;
 
+/// For the answer of a page of figures.
+const PAGE_DEADLINE: Duration = Duration::from_secs(30);
 /// How much of a log a failing test shows.
 const LOG_TAIL_BYTES: usize = 8 * 1024;
 
@@ -30,6 +34,18 @@ pub fn shimmer_binary() -> PathBuf {
     binary
 }
 
+/// Arguments of a short greedy generation inside one process, which answers with a line of JSON.
+///
+/// # Panics
+/// The path is not UTF-8.
+pub fn generate_args(container: &Path, more: &[&str]) -> Vec<String> {
+    let container = container.to_str().expect("a test's path is UTF-8");
+    let first = ["generate", "--in-process", "--container", container, "--threads", "1"];
+    let prompt = ["--prompt-tokens", "9", "--max-tokens", "6", "--ignore-eos"];
+    let answer = ["--temperature", "0", "--json"];
+    first.iter().chain(&prompt).chain(&answer).chain(more).map(|&arg| arg.to_owned()).collect()
+}
+
 /// A running child. Dropping it kills it and, when the test is panicking, shows the end of its log.
 #[derive(Debug)]
 pub struct Process {
@@ -43,10 +59,10 @@ impl Process {
     ///
     /// # Panics
     /// The process cannot be started.
-    pub fn shimmer<A: AsRef<str>>(
+    pub fn shimmer<A: AsRef<str>, V: AsRef<OsStr>>(
         name: &str,
         args: &[A],
-        envs: &[(&str, &str)],
+        envs: impl IntoIterator<Item = (&'static str, V)>,
         log_dir: &Path,
     ) -> Self {
         let mut command = Command::new(shimmer_binary());
@@ -56,7 +72,7 @@ impl Process {
                 command.env_remove(key);
             }
         }
-        command.envs(envs.iter().copied());
+        command.envs(envs);
         Self::spawn(name, command, log_dir)
     }
 
@@ -101,6 +117,30 @@ impl Process {
             let line = log.lines().find_map(|line| line.strip_prefix("listening on "))?;
             line.trim().rsplit_once(':')?.1.parse().ok()
         })
+    }
+
+    /// What it answers on its page of figures, which it was told to have.
+    ///
+    /// # Panics
+    /// It does not answer.
+    pub fn page(&self, path: &str) -> String {
+        let what = format!("the address of the page of {}", self.name);
+        let address = wait_for(&what, PAGE_DEADLINE, || {
+            let log = self.log();
+            let line = log.lines().find_map(|line| line.strip_prefix("metrics on http://"))?;
+            line.strip_suffix("/metrics").map(str::to_owned)
+        });
+        let ask = || -> io::Result<String> {
+            let mut socket = TcpStream::connect(&address)?;
+            socket.set_read_timeout(Some(PAGE_DEADLINE))?;
+            write!(socket, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")?;
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        let answer = ask().unwrap_or_else(|error| panic!("{path} of {}: {error}", self.name));
+        let (_, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
+        body.to_owned()
     }
 
     /// Its status, if it has ended.

@@ -18,3 +18,4 @@ mod oracle_tiny;
 mod protocol;
 mod same_bytes;
 mod tidy;
+mod tiers;

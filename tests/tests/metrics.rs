@@ -1,34 +1,11 @@
 //! The pages of figures of real processes.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::TcpStream,
-    time::Duration,
-};
-
 use shimmer_model::{NumericClass, tiny::Preset};
 use shimmer_tests::{
     client::greedy,
     cluster::{Cluster, ClusterOptions, WorkerOptions},
     models::TinyModel,
-    process::Process,
-    wait::wait_for,
 };
-
-/// What a process answers on its page.
-fn get(process: &Process, path: &str) -> String {
-    let address = wait_for("the address of the page", Duration::from_secs(30), || {
-        let log = process.log();
-        let line = log.lines().find_map(|line| line.strip_prefix("metrics on http://"))?;
-        line.strip_suffix("/metrics").map(str::to_owned)
-    });
-    let mut socket = TcpStream::connect(address).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    write!(socket, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).unwrap();
-    answer.split_once("\r\n\r\n").unwrap().1.to_owned()
-}
 
 /// The sum of all series of a metric.
 fn sum(page: &str, name: &str) -> f64 {
@@ -51,7 +28,7 @@ fn both_roles_count_what_a_generation_did() {
     let generation = cluster.generate(greedy(&[1, 2, 3, 4, 5], 6)).unwrap();
     assert_eq!(generation.tokens.len(), 6);
 
-    let coordinator = get(&cluster.coordinator, "/metrics");
+    let coordinator = cluster.coordinator.page("/metrics");
     let of = |name| sum(&coordinator, name);
     assert!((of("shimmer_coordinator_generated_tokens_total") - 6.0).abs() < 0.5);
     assert!((of("shimmer_coordinator_rows_total{kind=\"prefill\"}") - 5.0).abs() < 0.5);
@@ -63,12 +40,12 @@ fn both_roles_count_what_a_generation_did() {
     assert!((of("shimmer_coordinator_generations_total") - 1.0).abs() < 0.5);
     assert!(of("shimmer_coordinator_worker_results_total") > 0.0);
     let json: serde_json::Value =
-        serde_json::from_str(&get(&cluster.coordinator, "/metrics.json")).unwrap();
+        serde_json::from_str(&cluster.coordinator.page("/metrics.json")).unwrap();
     assert_eq!(json["engine"]["generated_tokens"], 6);
     assert_eq!(json["workers"][1]["state"], "serving");
 
     let pages: Vec<String> =
-        cluster.workers.iter().map(|worker| get(&worker.process, "/metrics")).collect();
+        cluster.workers.iter().map(|worker| worker.process.page("/metrics")).collect();
     let all = |name: &str| pages.iter().map(|page| sum(page, name)).sum::<f64>();
     let results = of("shimmer_coordinator_worker_results_total");
     assert!((all("shimmer_worker_work_total") - results).abs() < 0.5, "one result for each work");
@@ -88,9 +65,9 @@ fn hints_reach_workers_that_read_ahead_and_change_no_byte() {
             ..ClusterOptions::new(&container, 0)
         });
         let generation = cluster.generate(greedy(&[3, 1, 4, 1, 5, 9, 2, 6], 12)).unwrap();
-        let coordinator = get(&cluster.coordinator, "/metrics");
+        let coordinator = cluster.coordinator.page("/metrics");
         let workers =
-            cluster.workers.iter().map(|worker| get(&worker.process, "/metrics")).collect();
+            cluster.workers.iter().map(|worker| worker.process.page("/metrics")).collect();
         (generation.logits_sha256, coordinator, workers)
     };
     let (expected, coordinator, _): (String, String, Vec<String>) = run(&[]);

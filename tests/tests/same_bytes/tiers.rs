@@ -5,12 +5,14 @@
 
 use std::{
     path::Path,
+    process::Command,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use shimmer_tests::{
     cluster::{Cluster, ClusterOptions, WorkerOptions},
     in_process::{InProcess, InProcessOptions},
+    process::{generate_args, shimmer_binary},
     workload::{Job, mixed},
 };
 use shimmer_worker::{
@@ -159,13 +161,13 @@ fn worker_processes_with_tiers_of_their_own() {
     let jobs = mixed(VOCABULARY);
     let expected = plainest(&container, &jobs);
     let clusters: [&[&[&str]]; 3] = [
-        &[&["--cap", "2", "--pilot-workers", "8", "--io", "uring"]],
+        &[&["--cap", "2", "--pilot-workers", "8", "--io", "uring", "--profile"]],
         &[
             &["--cap", "1", "--policy", "lfru", "--evict-guard", "off"],
             &["--cap", "4", "--io", "buffered", "--pilot-workers", "0"],
         ],
         &[
-            &["--cap", "1", "--io-threads", "1"],
+            &["--cap", "1", "--io-threads", "1", "--profile"],
             &["--ram", "all"],
             &["--cap", "2", "--pipeline", "off"],
         ],
@@ -176,5 +178,28 @@ fn worker_processes_with_tiers_of_their_own() {
         let found: Vec<_> =
             cluster.generate_together(requests).unwrap().into_iter().map(Into::into).collect();
         assert_same(&format!("workers with {workers:?}"), &found, &expected);
+    }
+}
+
+#[test]
+fn a_profile_changes_no_byte() {
+    let model = odd_model();
+    let container = model.container(default_class());
+    let generate = |more: &[&str]| {
+        let mut command = Command::new(shimmer_binary());
+        let output = command.args(generate_args(&container, more)).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(answer["profile"].is_object(), more.contains(&"--profile"));
+        answer["logits_sha256"].as_str().unwrap().to_owned()
+    };
+    let expected = generate(&[]);
+    for cap in ["1", "4", "13"] {
+        for workers in ["1", "3"] {
+            let conditions = ["--cap", cap, "--workers", workers];
+            assert_eq!(generate(&conditions), expected, "{conditions:?}");
+            let profiled = [&conditions[..], &["--profile"]].concat();
+            assert_eq!(generate(&profiled), expected, "{profiled:?}");
+        }
     }
 }
