@@ -34,6 +34,7 @@ pub use serve::{ServeConfig, ServeSettings};
 pub use shimmer_worker::tier_options::{ByteSize, ParseByteSizeError};
 pub use tiers::{ParseSwitchError, Switch};
 pub use units::{ParsePeriodError, Period, Seed};
+pub(crate) use worker::threads_or_all;
 pub use worker::{WorkerConfig, WorkerSettings};
 
 /// One key of a role's settings.

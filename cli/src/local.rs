@@ -149,13 +149,14 @@ pub(crate) fn refuse(error: LocalError) -> Error {
 
 /// As [`refuse`], of a worker's own errors.
 pub(crate) fn refuse_worker(error: shimmer_worker::Error) -> Error {
-    use shimmer_worker::Error::{Budget, History, NoRoom, Setting, UnknownMemory};
+    use shimmer_worker::Error::{Budget, History, Mirror, NoRoom, Setting, UnknownMemory};
     match error {
         Budget { .. } | NoRoom { .. } | UnknownMemory => {
             Error::refused(error.to_string()).with_hint(SEE_PLAN)
         }
         History(error) => Error::refused(error.to_string())
             .with_hint("give --usage another file, or remove this one to begin anew"),
+        Mirror { .. } => Error::refused(error.to_string()),
         Setting { .. } => Error::refused(error.to_string())
             .with_hint("`--print-config` shows the effective settings"),
         error => Error::failed("cannot start the worker", error),

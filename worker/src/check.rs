@@ -67,12 +67,9 @@ pub(crate) fn check(
         let (found, wanted) = (work.format().as_str_name(), core.wire_format().as_str_name());
         return Err(malformed(format!("rows in {}, this container takes {wanted}", shown(found))));
     }
-    if !(1..=limits::MAX_PART_ROWS).contains(&work.row_count) {
-        return Err(malformed(format!(
-            "{} rows, expected 1 to {}",
-            work.row_count,
-            limits::MAX_PART_ROWS
-        )));
+    if !(1..=core.max_rows()).contains(&work.row_count) {
+        let (found, most) = (work.row_count, core.max_rows());
+        return Err(malformed(format!("{found} rows, expected 1 to {most}")));
     }
     let rows = work.row_count as usize;
     let row_bytes = ActivationRows::wire_bytes(core.format(), rows, core.hidden());

@@ -6,12 +6,12 @@ use shimmer_kernels::{ActivationFormat, ExpertLayout, ExpertScratch, Kernels, MA
 use shimmer_model::Container;
 use shimmer_proto::{
     PROTOCOL_VERSION,
-    expert::v1::{self, Identity, WorkerHello},
+    expert::v1::{self, Identity, Limits, WorkerHello},
     limits,
 };
 
 use crate::{
-    budget::{Budget, RamBudget},
+    budget::{Budget, RamBudget, STEP_ROWS},
     counters::Counters,
     error::Error,
     guard::{MemoryGuard, SystemProbe},
@@ -53,6 +53,8 @@ pub struct ExpertCore {
     /// By layer; none for layers without routed experts.
     layers: Vec<Option<LayerShape>>,
     hidden: usize,
+    /// Most rows of one work: what the budget prices.
+    max_rows: u32,
     format: ActivationFormat,
     counters: Arc<Counters>,
     scratch: Mutex<Vec<ExpertScratch>>,
@@ -77,7 +79,9 @@ impl ExpertCore {
         let budget = Budget::of_worker(&container, &config.tiers, config.threads)?;
         budget.log();
         let guard = Arc::new(MemoryGuard::new(&budget, Box::new(SystemProbe)));
-        Self::with_budget(container, kernels, config, budget.experts, guard)
+        // More rows come in parts of that size, so that buffers never outgrow what was priced.
+        let max_rows = u32::try_from(STEP_ROWS).expect("a step is small");
+        Self::build(container, kernels, config, budget.experts, guard, max_rows)
     }
 
     /// As [`Self::new`], with a part of the memory that this process has divided among its workers, and the guard that they
@@ -88,6 +92,17 @@ impl ExpertCore {
         config: WorkerConfig,
         budget: RamBudget,
         guard: Arc<MemoryGuard>,
+    ) -> Result<Arc<Self>, Error> {
+        Self::build(container, kernels, config, budget, guard, limits::MAX_PART_ROWS)
+    }
+
+    fn build(
+        container: Arc<Container>,
+        kernels: Kernels,
+        config: WorkerConfig,
+        budget: RamBudget,
+        guard: Arc<MemoryGuard>,
+        max_rows: u32,
     ) -> Result<Arc<Self>, Error> {
         let setting = |name, value: &dyn ToString, reason| Error::Setting {
             name,
@@ -141,6 +156,7 @@ impl ExpertCore {
             guard: Some(guard),
         })?);
         Ok(Arc::new(Self {
+            max_rows,
             hidden: model.hidden_size,
             format: container.manifest().numeric_class.expert_activations(),
             container,
@@ -182,7 +198,7 @@ impl ExpertCore {
     pub fn hello(&self) -> WorkerHello {
         WorkerHello {
             identity: Some(self.identity()),
-            limits: Some(limits::announced()),
+            limits: Some(Limits { max_rows: self.max_rows, ..limits::announced() }),
             worker_id: self.config.id.clone(),
             weight: self.config.weight,
             ram_budget_bytes: self.budget.bytes,
@@ -190,6 +206,24 @@ impl ExpertCore {
             threads: u32::try_from(self.pool.current_num_threads()).unwrap_or(u32::MAX),
             absent_layers: self.container.absent_layers(),
         }
+    }
+
+    /// Most rows of one work.
+    pub(crate) fn max_rows(&self) -> u32 {
+        self.max_rows
+    }
+
+    /// Bytes of the outputs and sums of a work.
+    pub(crate) fn output_bytes(&self, rows: usize, pairs: usize) -> usize {
+        let outputs = pairs.saturating_mul(self.hidden * size_of::<f32>());
+        outputs.saturating_add(rows.saturating_mul(self.hidden * size_of::<i64>()))
+    }
+
+    /// The same for the largest work.
+    pub(crate) fn largest_output_bytes(&self) -> usize {
+        let experts_per_row = self.container.config().gating.map_or(0, |gating| gating.top_k);
+        let rows = self.max_rows as usize;
+        self.output_bytes(rows, rows * experts_per_row)
     }
 
     /// Shared counters.

@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::residency::Usage;
+use crate::residency::{LayerUsage, Usage};
 
 /// A history above this is not one: a model with a million experts takes a tenth of it.
 const BYTES_MAX: u64 = 256 << 20;
@@ -66,8 +66,7 @@ pub enum HistoryError {
 struct File {
     version: u32,
     container_digest: String,
-    /// Uses by layer and expert.
-    layers: Vec<Vec<u64>>,
+    layers: Vec<LayerUsage>,
 }
 
 /// Reads the history of a container; `None` when there is no such file.
@@ -77,6 +76,9 @@ pub fn load(file: &Path, container_digest: &str) -> Result<Option<Usage>, Histor
     let bytes = match fs::metadata(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(read(error)),
+        Ok(metadata) if !metadata.is_file() => {
+            return Err(malformed("it is not an ordinary file".to_owned()));
+        }
         Ok(metadata) if metadata.len() > BYTES_MAX => {
             return Err(malformed(format!("{} bytes", metadata.len())));
         }
@@ -124,7 +126,8 @@ mod tests {
     use super::*;
 
     fn usage() -> Usage {
-        Usage::new(vec![vec![], vec![3, 0, u64::MAX]])
+        let uses = vec![3, 0, u64::MAX];
+        Usage::new(vec![LayerUsage::default(), LayerUsage { works: 7, uses }])
     }
 
     #[test]
@@ -149,11 +152,19 @@ mod tests {
             ("", "EOF"),
             ("{\"version\":1}", "missing field"),
             ("{\"version\":2,\"container_digest\":\"aa\",\"layers\":[]}", "version 2, expected 1"),
-            ("{\"version\":1,\"container_digest\":\"aa\",\"layers\":[[-1]]}", "invalid value"),
+            ("{\"version\":1,\"container_digest\":\"aa\",\"layers\":[[-1]]}", "invalid"),
         ] {
             fs::write(&file, text).unwrap();
             let error = load(&file, "aa").unwrap_err().to_string();
             assert!(error.contains(problem) && error.contains("usage.json"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused() {
+        for path in ["/dev/zero", "/"] {
+            let error = load(Path::new(path), "aa").unwrap_err().to_string();
+            assert!(error.contains("not an ordinary file"), "{error}");
         }
     }
 

@@ -103,9 +103,10 @@ pub fn open_reader(
     Ok(reader)
 }
 
-/// Refuses mirrors that [`open_reader`] would refuse, before there is anything to read.
+/// Refuses mirrors that are not to be had or not the same container. Asked when a worker starts; [`open_reader`] does without
+/// those that have gone since.
 pub fn check_mirrors(container: &Container, mirrors: &[Mirror]) -> Result<(), Error> {
-    slabs::open_mirrors(container, mirrors).map(drop)
+    slabs::open_mirrors(container, mirrors).into_iter().try_for_each(|mirror| mirror.map(drop))
 }
 
 fn start(mut slabs: Slabs, options: &TierOptions) -> Result<Arc<dyn SlabReader>, Error> {

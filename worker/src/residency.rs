@@ -13,4 +13,4 @@ mod usage;
 pub use layer::{Demand, Grant, LayerResidency, Load, Skip, SlotCounts};
 pub use policy::{Policy, RePin, Rules};
 pub use slot::{Origin, Ticket};
-pub use usage::Usage;
+pub use usage::{LayerUsage, Usage};

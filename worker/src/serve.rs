@@ -6,6 +6,7 @@
 
 mod apart;
 mod connection;
+mod room;
 mod stream;
 mod watched;
 
@@ -28,6 +29,7 @@ use tonic_health::{
 };
 
 use crate::{counters::Counters, error::Error, expert_core::ExpertCore};
+use room::WorkRoom;
 
 /// Limits and deadlines of the shell.
 #[derive(Debug, Clone)]
@@ -85,7 +87,8 @@ pub async fn serve(
     let health = HealthReporter::new();
     let health_service = HealthServer::new(HealthService::from_health_reporter(health.clone()));
     health.set_serving::<ExpertServiceServer<NameOnly>>().await;
-    let shared = connection::Shared { core, config, shutdown, health: health_service };
+    let room = Arc::new(WorkRoom::of(&core));
+    let shared = connection::Shared { core, room, config, shutdown, health: health_service };
     // Every connection thread holds a clone of `open`; the channel ends when the last one has.
     let (open, mut ended) = mpsc::channel::<()>(1);
     let mut serial = 0u64;

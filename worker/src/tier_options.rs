@@ -5,7 +5,7 @@
 mod byte_size;
 mod mirror;
 
-use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
@@ -224,10 +224,13 @@ impl fmt::Display for UsageFile {
 }
 
 impl FromStr for UsageFile {
-    type Err = Infallible;
+    type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (path, read_only) = text.strip_suffix(":ro").map_or((text, false), |path| (path, true));
+        if path.is_empty() {
+            return Err("a usage history needs the name of a file");
+        }
         Ok(Self { path: PathBuf::from(path), read_only })
     }
 }

@@ -7,7 +7,10 @@ use serde_json::json;
 use shimmer_kernels::{KvFormat, WeightFormat};
 use shimmer_model::{ConvertOptions, ConvertReport, NumericClass, convert};
 
-use crate::{block_on, error::Error, logging::LogArgs, output, progress::Progress, shutdown};
+use crate::{
+    block_on, config::threads_or_all, error::Error, logging::LogArgs, output, progress::Progress,
+    shutdown,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -109,7 +112,7 @@ pub(super) fn in_pool<T: Send + 'static>(
     threads: Option<NonZeroUsize>,
     work: impl FnOnce(&Progress) -> Result<T, shimmer_model::Error> + Send + 'static,
 ) -> Result<T, Error> {
-    let threads = threads.map_or(0, NonZeroUsize::get);
+    let threads = threads_or_all(threads)?;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .build()

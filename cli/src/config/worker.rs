@@ -115,7 +115,7 @@ impl WorkerSettings {
 const THREADS_MAX: usize = 1024;
 
 /// The given number, or what this machine has.
-pub(super) fn threads_or_all(threads: Option<NonZeroUsize>) -> Result<usize, ConfigError> {
+pub(crate) fn threads_or_all(threads: Option<NonZeroUsize>) -> Result<usize, ConfigError> {
     let count = threads.map_or_else(default_threads, NonZeroUsize::get);
     if count > THREADS_MAX {
         return Err(ConfigError::invalid(

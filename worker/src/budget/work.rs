@@ -23,8 +23,8 @@ pub struct WorkShape {
     pub threads: usize,
 }
 
-/// Rows of the largest step that a coordinator forms unless it is told otherwise. Larger ones are computed as well: the
-/// guard then takes their buffers from the cache.
+/// Most rows of one work of a worker, which announces it: coordinators cut larger steps into parts. The largest step that
+/// they form unless they are told otherwise.
 pub const STEP_ROWS: usize = 512;
 
 impl Budget {

@@ -53,11 +53,11 @@ pub(super) enum Next {
     Ended(Result<ReadReport, ReadError>),
 }
 
-/// Opens mirrors: each must be the same container in another place.
+/// Opens mirrors, each for itself: it must be the same container in another place.
 pub(super) fn open_mirrors(
     container: &Container,
     mirrors: &[Mirror],
-) -> Result<Vec<Container>, Error> {
+) -> Vec<Result<Container, Error>> {
     let mut places = BTreeSet::from([container.dir().canonicalize().ok()]);
     let mut open = |Mirror { dir, .. }: &Mirror| {
         let refuse = |reason| Error::Mirror { dir: dir.clone(), reason };
@@ -76,7 +76,8 @@ pub(super) fn open_mirrors(
 }
 
 impl Slabs {
-    /// Opens all copies. A mirror must be the same container; it may lack layer files.
+    /// Opens all copies. A mirror must be the same container; it may lack layer files. One that was there at the start and
+    /// is gone when experts have to be read again is done without: the others have the same slabs.
     pub(super) fn open(
         container: &Arc<Container>,
         mirrors: &[Mirror],
@@ -84,9 +85,16 @@ impl Slabs {
         counters: &Arc<TierCounters>,
     ) -> Result<Self, Error> {
         let mut copies = vec![Copy::new(Arc::clone(container), 1, direct)?];
-        for (Mirror { dir, weight }, mirror) in
-            mirrors.iter().zip(open_mirrors(container, mirrors)?)
+        for (Mirror { dir, weight }, mirror) in mirrors.iter().zip(open_mirrors(container, mirrors))
         {
+            let mirror = match mirror {
+                Ok(mirror) => mirror,
+                Err(error) => {
+                    Counters::bump(&counters.copies_set_aside);
+                    tracing::warn!(%error, "slabs are read without this mirror");
+                    continue;
+                }
+            };
             let absent = mirror.absent_layers();
             copies.push(Copy::new(Arc::new(mirror), *weight, direct)?);
             tracing::info!(mirror = %dir.display(), weight, absent_layers = ?absent, "slabs are also read from a mirror");

@@ -25,6 +25,7 @@ use tonic_health::{pb::health_server::HealthServer, server::HealthService};
 
 use super::{
     ServeConfig,
+    room::WorkRoom,
     stream::{SessionStream, Shell},
     watched::WatchedSocket,
 };
@@ -34,6 +35,7 @@ use crate::{counters::Counters, expert_core::ExpertCore};
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) core: Arc<ExpertCore>,
+    pub(super) room: Arc<WorkRoom>,
     pub(super) config: ServeConfig,
     pub(super) shutdown: CancellationToken,
     pub(super) health: HealthServer<HealthService>,
@@ -54,10 +56,11 @@ pub(super) fn run(socket: TcpStream, peer: SocketAddr, shared: Shared) -> io::Re
 async fn serve(socket: TcpStream, peer: SocketAddr, shared: Shared) {
     let closed = CancellationToken::new();
     let called = Arc::new(AtomicBool::new(false));
-    let Shared { core, config, shutdown, health } = shared;
+    let Shared { core, room, config, shutdown, health } = shared;
     let sessions = Sessions {
         shell: Shell {
             core: Arc::clone(&core),
+            room,
             peer,
             shutdown: shutdown.clone(),
             hello_timeout: config.hello_timeout,

@@ -29,7 +29,7 @@ use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status, Streaming};
 
-use super::apart::Apart;
+use super::{apart::Apart, room::WorkRoom};
 use crate::{
     check::refusal, counters::Counters, expert_core::ExpertCore, session::ExpertSession,
     store::LoadProgress,
@@ -44,6 +44,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 #[derive(Clone)]
 pub(super) struct Shell {
     pub(super) core: Arc<ExpertCore>,
+    pub(super) room: Arc<WorkRoom>,
     pub(super) peer: SocketAddr,
     pub(super) shutdown: CancellationToken,
     pub(super) hello_timeout: Duration,
@@ -225,6 +226,8 @@ impl Conversation {
 
     async fn work(&mut self, work: ExpertWork) -> Option<Result<SessionResponse, Status>> {
         let received = Instant::now();
+        let room = Arc::clone(&self.shell.room);
+        let _room = room.wait(&self.shell.core, &work).await;
         if !self.session_mut().is_ready(&work) {
             return self.work_apart(work, received).await;
         }
@@ -368,7 +371,7 @@ impl Conversation {
         match ended {
             Ok((session, Ok(ready))) => {
                 self.session = Some(session);
-                tracing::info!(%peer, experts = ready.experts, bytes = ready.bytes, "experts are resident");
+                tracing::info!(%peer, experts = ready.experts, bytes = ready.bytes, "experts are assigned");
                 answer(Answer::Ready(ready))
             }
             Ok((session, Err(error))) => {

@@ -198,7 +198,13 @@ impl Shared {
             };
             let mut memories = layer.take_back(missing);
             let new = missing - memories.len();
-            memories.extend(self.allocator.map_slots(layer.stride, new).map_err(failed)?);
+            match self.allocator.map_slots(layer.stride, new) {
+                Ok(new) => memories.extend(new),
+                Err(source) => {
+                    layer.give_back(memories);
+                    return Err(failed(source));
+                }
+            }
             let mut state = layer.lock();
             state.slots.attach(memories);
             layer.changed(state);

@@ -30,6 +30,9 @@ impl History {
     /// Reads the history of a container.
     pub(super) fn open(file: UsageFile, digest: &str) -> Result<Self, Error> {
         let earlier = history::load(&file.path, digest)?;
+        if earlier.is_none() && file.read_only {
+            tracing::warn!(file = %file.path.display(), "there is no usage history; no expert counts as used");
+        }
         Ok(Self { file, digest: digest.to_owned(), earlier, written: Mutex::default() })
     }
 }

@@ -92,8 +92,9 @@ impl Shared {
             let withheld = u32::try_from(missing - given).unwrap_or(u32::MAX);
             layer.cache_slots = layer.cache_slots.saturating_sub(withheld);
         }
-        self.promise(self.promised.load(Relaxed) + grown);
-        self.grow(&plan)?;
+        let promised = self.promised.load(Relaxed);
+        self.promise(promised + grown);
+        self.grow(&plan).inspect_err(|_| self.promise(promised))?;
         Ok(grown)
     }
 

@@ -24,9 +24,11 @@ const KEYS: &[&str] = &[
     "evict-guard",
     "io",
     "io-threads",
+    "io-depth",
     "mirror",
     "usage",
     "numa",
+    "mlock",
     "pipeline",
 ];
 
@@ -90,7 +92,10 @@ pub(super) fn parse(base: &GenerateSettings, arms: &[ArmText]) -> Result<Vec<Arm
 
 fn build(base: &GenerateSettings, arm: &ArmText) -> Result<Arm, Error> {
     let mut settings = GenerateSettings::default();
-    for (key, value) in &arm.pairs {
+    for (index, (key, value)) in arm.pairs.iter().enumerate() {
+        if arm.pairs[..index].iter().any(|(other, _)| other == key) {
+            return Err(Error::refused(format!("arm {}: {key} stands twice", arm.name)));
+        }
         settings = one(&arm.name, key, value)?.or(settings);
     }
     let refused = |error: ConfigError| Error::refused(format!("arm {}: {error}", arm.name));
