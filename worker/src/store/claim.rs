@@ -154,7 +154,7 @@ impl Shared {
             .sum();
         let mut excess = total.saturating_sub(self.budget.bytes);
         for layer in self.layers() {
-            let mut state = layer.lock();
+            let state = layer.lock();
             let surplus = state.slots.attached().saturating_sub(target(layer));
             let give =
                 surplus.min(usize::try_from(excess.div_ceil(layer.bytes(1))).unwrap_or(surplus));
@@ -163,12 +163,7 @@ impl Shared {
             }
             excess = excess.saturating_sub(layer.bytes(give));
             let cap = state.slots.attached() - give;
-            let before = state.slots.counts().resident;
-            let spare = state.slots.shrink(cap);
-            let evicted = before - state.slots.counts().resident;
-            self.counters.evictions_claim.fetch_add(evicted as u64, Relaxed);
-            layer.changed(state);
-            layer.give_back(spare);
+            layer.shrink_to(state, cap, &self.counters.evictions_claim);
             let deadline = Instant::now() + IN_USE_TIMEOUT;
             let mut state = layer.lock();
             while state.slots.attached() > cap {

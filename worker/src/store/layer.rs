@@ -3,7 +3,10 @@
 use std::{
     collections::VecDeque,
     fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -115,6 +118,21 @@ impl Layer {
         };
         self.wake(&state);
         drop(state);
+        self.give_back(spare);
+    }
+
+    /// Lowers the cap, counts the experts that lose their place, and gives the memory of idle slots back.
+    pub(super) fn shrink_to(
+        &self,
+        mut state: MutexGuard<'_, LayerState>,
+        cap: usize,
+        evictions: &AtomicU64,
+    ) {
+        let before = state.slots.counts().resident;
+        let spare = state.slots.shrink(cap);
+        let evicted = before - state.slots.counts().resident;
+        evictions.fetch_add(evicted as u64, Relaxed);
+        self.changed(state);
         self.give_back(spare);
     }
 

@@ -120,14 +120,9 @@ impl Shared {
             taken += layer.bytes(1);
         }
         for (layer, cap, _) in layers {
-            let mut state = layer.lock();
+            let state = layer.lock();
             if cap < state.slots.cap() {
-                let before = state.slots.counts().resident;
-                let spare = state.slots.shrink(cap);
-                let evicted = before - state.slots.counts().resident;
-                self.counters.evictions_shrink.fetch_add(evicted as u64, Relaxed);
-                layer.changed(state);
-                layer.give_back(spare);
+                layer.shrink_to(state, cap, &self.counters.evictions_shrink);
             }
         }
         if taken > 0 {
