@@ -316,7 +316,11 @@ fn garbage_on_the_port_harms_nobody() {
         let mut socket = TcpStream::connect(server.address()).unwrap();
         socket.set_read_timeout(Some(SOON)).unwrap();
         socket.write_all(garbage).unwrap();
-        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        // A server that has thrown the garbage out already leaves nothing to close.
+        match socket.shutdown(std::net::Shutdown::Write) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotConnected => {}
+            closed => closed.unwrap(),
+        }
         read_to_close(&mut socket);
         assert!(client.works(good_work()));
     }
