@@ -5,7 +5,11 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const FILES: [&str; 2] = ["shimmer/expert/v1/expert.proto", "shimmer/v1/inference.proto"];
+const FILES: [&str; 3] = [
+    "shimmer/admin/v1/admin.proto",
+    "shimmer/expert/v1/expert.proto",
+    "shimmer/v1/inference.proto",
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

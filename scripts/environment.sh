@@ -42,14 +42,16 @@ install_system_packages() {
   "${as_root[@]}" apt-get "${options[@]}" install -y --no-install-recommends "$@" >/dev/null
 }
 
-# ensure_toolchain: Rust must be there; a C and a C++ compiler (blake3, oniguruma) and hwloc with its headers are installed
-# when missing.
+# ensure_toolchain: Rust must be there; a C and a C++ compiler (blake3, oniguruma), hwloc with its headers, and protoc with
+# its standard messages (etcd-client) are installed when missing.
 ensure_toolchain() {
   command -v cargo >/dev/null || die "Rust is missing: install version 1.95 or later from https://rustup.rs, then run this again"
   local missing=()
   command -v cc >/dev/null || missing+=(gcc libc6-dev)
   command -v c++ >/dev/null || missing+=(g++)
   pkg-config --exists hwloc 2>/dev/null || missing+=(pkg-config libhwloc-dev libudev-dev)
+  command -v protoc >/dev/null && [ -e /usr/include/google/protobuf/descriptor.proto ] ||
+    missing+=(protobuf-compiler libprotobuf-dev)
   [ ${#missing[@]} -eq 0 ] || install_system_packages "${missing[@]}"
 }
 

@@ -9,7 +9,7 @@ mod hints;
 mod plan;
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shimmer_proto::expert::v1::{ExpertResult, ExpertWork, PrefetchHint, WorkerError};
 
@@ -51,13 +51,80 @@ pub enum TransportError {
     Closed,
 }
 
+/// Whether a worker can be asked now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Takes work.
+    Serving,
+    /// Takes work, but owes answers for longer than is usual for it: only if nobody else can.
+    Suspect,
+    /// Takes none.
+    Away,
+}
+
 /// Carries expert work to workers and results back. Called from the step thread only; nothing here is async.
 pub trait ExpertTransport: Send + fmt::Debug {
-    /// Every worker that was configured, serving or not. The list never changes.
+    /// Every worker that was ever known, serving or not. The list grows between steps only, and a place is never given to
+    /// another worker.
     fn workers(&self) -> &[WorkerInfo];
 
-    /// The serving worker that owns an expert under the current placement; none while no live worker has it.
-    fn owner(&self, layer: u32, expert: u32) -> Option<usize>;
+    /// Called before each step: a placement that everybody has loaded comes into force here, and new workers take
+    /// their places. Between two calls placement, fence and the list of workers are the same.
+    fn between_steps(&mut self) {}
+
+    /// Workers that hold an expert under the placement in force, first choice first, serving or not.
+    fn copies(&self, layer: u32, expert: u32) -> &[usize];
+
+    /// The first of [`Self::copies`] that can be asked.
+    fn owner(&self, layer: u32, expert: u32) -> Option<usize> {
+        let copies = self.copies(layer, expert);
+        let standing = |wanted| copies.iter().copied().find(|&w| self.standing(w) == wanted);
+        standing(Standing::Serving).or_else(|| standing(Standing::Suspect))
+    }
+
+    /// Whether a worker can be asked now.
+    fn standing(&self, worker: usize) -> Standing;
+
+    /// Serving workers that could read a layer's experts from their own drive, best first. They may or may not hold
+    /// some of its experts already.
+    fn stand_ins(&self, _layer: u32) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// Lets a worker stand in for owners of these experts, ascending, with the work that is sent to it next. They stay adopted until
+    /// another placement comes into force.
+    fn adopt(
+        &mut self,
+        _worker: usize,
+        _layer: u32,
+        _experts: &[u32],
+    ) -> Result<(), TransportError> {
+        Err(TransportError::Closed)
+    }
+
+    /// How long a worker took at most lately for work of so many rows; none while that is not known.
+    fn usual(&self, _worker: usize, _rows: u32) -> Option<Duration> {
+        None
+    }
+
+    /// Says that a worker owes an answer for longer than is usual. It is [`Standing::Suspect`] until it answers anything,
+    /// and is asked by other means whether it is alive; if not, it is lost.
+    fn suspect(&mut self, _worker: usize) {}
+
+    /// Takes a worker out of service because it computes differently, until an operator readmits it.
+    fn quarantine(&mut self, worker: usize, reason: &str) {
+        self.give_up(worker, reason);
+    }
+
+    /// Computes work on the coordinator's own copy of the experts, on the calling thread. None without such a copy.
+    fn own_copy(&mut self, _work: &ExpertWork) -> Option<Result<ExpertResult, WorkerError>> {
+        None
+    }
+
+    /// Whether [`Self::own_copy`] would compute experts of a layer.
+    fn has_own_copy(&self, _layer: u32) -> bool {
+        false
+    }
 
     /// Epoch and placement generation to stamp on work that is sent now.
     fn fence_base(&self) -> (u64, u64);

@@ -62,8 +62,8 @@ pub enum PlacementError {
 /// The owner of every expert. Workers are named by their index in the list of candidates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Placement {
-    /// Indexed by layer; empty for layers without routed experts.
-    owners: Vec<Vec<usize>>,
+    /// By layer, empty for layers without routed experts; then by expert; first choice first.
+    copies: Vec<Vec<Vec<usize>>>,
     workers: usize,
 }
 
@@ -79,7 +79,7 @@ impl Placement {
                 return Err(PlacementError::DuplicateId { id: candidate.id.clone() });
             }
         }
-        let mut owners: Vec<Vec<usize>> = Vec::new();
+        let mut copies: Vec<Vec<Vec<usize>>> = Vec::new();
         for &PlacedLayer { layer, experts } in layers {
             let able: Vec<usize> = (0..candidates.len())
                 .filter(|&c| !candidates[c].absent_layers.contains(&layer))
@@ -88,45 +88,48 @@ impl Placement {
                 return Err(PlacementError::NoCandidate { layer });
             }
             let place = |expert| {
-                able.iter()
-                    .map(|&c| Bid::new(layer, expert, c, &candidates[c].id, weights[c]))
-                    .min_by(|a, b| a.compare(b, candidates))
-                    .map_or(0, |bid| bid.candidate)
+                let bids =
+                    able.iter().map(|&c| Bid::new(layer, expert, c, &candidates[c].id, weights[c]));
+                let best = bids.min_by(|a, b| a.compare(b, candidates));
+                best.map(|bid| bid.candidate).into_iter().collect()
             };
             let slot = layer as usize;
-            if owners.len() <= slot {
-                owners.resize(slot + 1, Vec::new());
+            if copies.len() <= slot {
+                copies.resize(slot + 1, Vec::new());
             }
-            owners[slot] = (0..experts).map(place).collect();
+            copies[slot] = (0..experts).map(place).collect();
         }
-        Ok(Self { owners, workers: candidates.len() })
+        Ok(Self { copies, workers: candidates.len() })
     }
 
-    /// Owner of one expert; none for an expert that does not exist.
+    /// Who holds an expert, first choice first; nobody for an expert that does not exist.
+    pub fn copies(&self, layer: u32, expert: u32) -> &[usize] {
+        let of_layer = self.copies.get(layer as usize);
+        of_layer.and_then(|experts| experts.get(expert as usize)).map_or(&[], Vec::as_slice)
+    }
+
+    /// First choice for one expert; none for an expert that does not exist.
     pub fn owner(&self, layer: u32, expert: u32) -> Option<usize> {
-        self.owners.get(layer as usize)?.get(expert as usize).copied()
+        self.copies(layer, expert).first().copied()
     }
 
     /// Experts of one worker by layer, ascending; layers without one are left out.
     pub fn owned_by(&self, worker: usize) -> Vec<(u32, Vec<u32>)> {
-        let of_layer = |owners: &Vec<usize>| -> Vec<u32> {
-            (0..)
-                .zip(owners)
-                .filter(|&(_, &owner)| owner == worker)
-                .map(|(expert, _)| expert)
-                .collect()
+        let of_layer = |copies: &Vec<Vec<usize>>| -> Vec<u32> {
+            let held = (0..).zip(copies).filter(|(_, copies)| copies.contains(&worker));
+            held.map(|(expert, _)| expert).collect()
         };
         (0..)
-            .zip(&self.owners)
+            .zip(&self.copies)
             .map(|(layer, owners)| (layer, of_layer(owners)))
             .filter(|(_, e)| !e.is_empty())
             .collect()
     }
 
-    /// Number of experts of each worker.
+    /// Number of experts of each worker, copies included.
     pub fn shares(&self) -> Vec<usize> {
         let mut shares = vec![0; self.workers];
-        for &owner in self.owners.iter().flatten() {
+        for &owner in self.copies.iter().flatten().flatten() {
             shares[owner] += 1;
         }
         shares

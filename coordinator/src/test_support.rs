@@ -16,7 +16,7 @@ use shimmer_proto::expert::v1::{
     ErrorCode, ExpertResult, ExpertWork, Fence, PrefetchHint, WorkerError,
 };
 
-use crate::dispatch::{ExpertTransport, PartLimits, Reply, TransportError, WorkerInfo};
+use crate::dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo};
 use crate::engine::{
     Engine, EngineConfig, EngineHandle, EngineParts, Event, EventStream, Finished, GenerationError,
     PositionLogprobs,
@@ -218,8 +218,12 @@ impl ExpertTransport for TestWorkers {
         &self.infos
     }
 
-    fn owner(&self, layer: u32, expert: u32) -> Option<usize> {
-        self.placement.owner(layer, expert).filter(|&worker| !self.lost[worker])
+    fn copies(&self, layer: u32, expert: u32) -> &[usize] {
+        self.placement.copies(layer, expert)
+    }
+
+    fn standing(&self, worker: usize) -> Standing {
+        if self.lost[worker] { Standing::Away } else { Standing::Serving }
     }
 
     fn fence_base(&self) -> (u64, u64) {

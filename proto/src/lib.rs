@@ -9,6 +9,7 @@ pub mod channel;
 pub mod checksum;
 pub mod identity;
 pub mod limits;
+pub mod membership;
 pub mod status;
 
 pub use limits::PROTOCOL_VERSION;
@@ -25,6 +26,23 @@ pub mod v1 {
         reason = "generated code"
     )]
     tonic::include_proto!("shimmer.v1");
+}
+
+/// The operators' API.
+pub mod admin {
+    /// Status, placement, draining (`shimmer.admin.v1`).
+    pub mod v1 {
+        #![allow(
+            clippy::all,
+            clippy::pedantic,
+            clippy::cast_possible_wrap,
+            clippy::allow_attributes_without_reason,
+            unreachable_pub,
+            missing_debug_implementations,
+            reason = "generated code"
+        )]
+        tonic::include_proto!("shimmer.admin.v1");
+    }
 }
 
 /// The internal contracts.

@@ -3,7 +3,13 @@
 use crate::expert::v1::Limits;
 
 /// Version of the expert stream. Raised by any change that an older peer would misread.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
+
+/// Most workers that one cluster has, those that have gone and may come back included.
+pub const MAX_WORKERS: usize = 64;
+
+/// Most copies of one expert.
+pub const MAX_COPIES: usize = 8;
 
 /// Largest encoded message of the expert stream in either direction, bytes. Four times [`PART_BYTES`], so that rows,
 /// indices and gates of a full part fit with room to spare.

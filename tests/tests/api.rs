@@ -14,7 +14,7 @@ use shimmer_cli::{
 };
 use shimmer_coordinator::{
     api::{ServerOptions, serve},
-    dispatch::{ExpertTransport, PartLimits, Reply, TransportError, WorkerInfo},
+    dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo},
     engine::EngineConfig,
 };
 use shimmer_model::{NumericClass, tiny::Preset};
@@ -54,8 +54,12 @@ impl ExpertTransport for Slow {
         self.inner.workers()
     }
 
-    fn owner(&self, layer: u32, expert: u32) -> Option<usize> {
-        self.inner.owner(layer, expert)
+    fn copies(&self, layer: u32, expert: u32) -> &[usize] {
+        self.inner.copies(layer, expert)
+    }
+
+    fn standing(&self, worker: usize) -> Standing {
+        self.inner.standing(worker)
     }
 
     fn fence_base(&self) -> (u64, u64) {

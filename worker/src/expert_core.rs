@@ -197,6 +197,8 @@ impl ExpertCore {
     /// The first message to every coordinator.
     pub fn hello(&self) -> WorkerHello {
         WorkerHello {
+            host: String::new(),
+            draining: false,
             identity: Some(self.identity()),
             limits: Some(Limits { max_rows: self.max_rows, ..limits::announced() }),
             worker_id: self.config.id.clone(),

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use shimmer_coordinator::{
     api::ClusterStatus,
-    dispatch::{ExpertTransport, PartLimits, Reply, TransportError, WorkerInfo},
+    dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo},
     placement::{Placement, PlacementError},
 };
 use shimmer_kernels::Kernels;
@@ -175,8 +175,12 @@ impl ExpertTransport for LocalTransport {
         &self.workers
     }
 
-    fn owner(&self, layer: u32, expert: u32) -> Option<usize> {
-        self.placement.owner(layer, expert)
+    fn copies(&self, layer: u32, expert: u32) -> &[usize] {
+        self.placement.copies(layer, expert)
+    }
+
+    fn standing(&self, _worker: usize) -> Standing {
+        Standing::Serving
     }
 
     fn fence_base(&self) -> (u64, u64) {

@@ -244,6 +244,15 @@ impl InferenceService for Inference {
         Ok(Response::new(self.start(request.into_inner()).await?))
     }
 
+    type ResumeStream = GenerateStream;
+
+    async fn resume(
+        &self,
+        _: Request<v1::ResumeRequest>,
+    ) -> Result<Response<GenerateStream>, Status> {
+        Err(statuses::failed_precondition("NO_JOURNAL", "this coordinator keeps no journal"))
+    }
+
     async fn tokenize(
         &self,
         request: Request<v1::TokenizeRequest>,

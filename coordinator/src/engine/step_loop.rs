@@ -57,6 +57,7 @@ impl StepLoop<'_> {
     /// Runs until it is told to stop or every handle is gone.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         while self.take_commands(commands) {
+            self.transport.between_steps();
             self.drop_lost_clients();
             while let Some(id) = self.scheduler.admit() {
                 self.start(id);
@@ -137,6 +138,7 @@ impl StepLoop<'_> {
     }
 
     fn add(&mut self, job: Job, prompt: usize, positions: usize) {
+        self.transport.between_steps();
         if let Some(detail) = self.orphan() {
             return fail(job, GenerationError::Unavailable { detail });
         }

@@ -1,7 +1,6 @@
 //! The step thread's end of the links.
 
 use std::{
-    cell::RefCell,
     collections::VecDeque,
     fmt,
     sync::{Arc, Mutex, PoisonError},
@@ -27,7 +26,7 @@ use super::{
     status::ClusterStatus,
 };
 use crate::{
-    dispatch::{ExpertTransport, PartLimits, Reply, TransportError, WorkerInfo},
+    dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo},
     fence::{Dropped, Ledger, Verdict},
 };
 
@@ -45,7 +44,9 @@ pub struct RemoteWorkers {
     ledger: Ledger,
     /// The ledger's count, for observers.
     dropped: Arc<Mutex<Dropped>>,
-    plan: RefCell<(watch::Receiver<Option<Plan>>, Option<Plan>)>,
+    plans: watch::Receiver<Option<Plan>>,
+    /// The placement of this step.
+    in_force: Option<Plan>,
     shutdown: CancellationToken,
     threads: Vec<JoinHandle<()>>,
 }
@@ -100,7 +101,8 @@ impl RemoteWorkers {
                 .iter()
                 .map(|address| WorkerInfo { id: address.to_string() })
                 .collect(),
-            plan: RefCell::new((board.plan(), None)),
+            plans: board.plan(),
+            in_force: None,
             model: Arc::clone(&model),
             board: Arc::clone(&board),
             epoch,
@@ -159,15 +161,6 @@ impl RemoteWorkers {
         }
     }
 
-    /// Runs with the current placement.
-    fn with_plan<R>(&self, run: impl FnOnce(Option<&Plan>) -> R) -> R {
-        let (receiver, cached) = &mut *self.plan.borrow_mut();
-        if receiver.has_changed().unwrap_or(false) || cached.is_none() {
-            cached.clone_from(&receiver.borrow_and_update());
-        }
-        run(cached.as_ref())
-    }
-
     fn lost(&mut self, worker: usize, detail: String) -> TransportError {
         self.ledger.forget(worker);
         self.peers[worker].out.clear();
@@ -223,13 +216,22 @@ impl ExpertTransport for RemoteWorkers {
         &self.infos
     }
 
-    fn owner(&self, layer: u32, expert: u32) -> Option<usize> {
-        let owner = self.with_plan(|plan| plan?.placement.owner(layer, expert))?;
-        self.peers[owner].lane.is_serving().then_some(owner)
+    fn between_steps(&mut self) {
+        if self.in_force.is_none() || self.plans.has_changed().unwrap_or(false) {
+            self.in_force.clone_from(&self.plans.borrow_and_update());
+        }
+    }
+
+    fn copies(&self, layer: u32, expert: u32) -> &[usize] {
+        self.in_force.as_ref().map_or(&[], |plan| plan.placement.copies(layer, expert))
+    }
+
+    fn standing(&self, worker: usize) -> Standing {
+        if self.peers[worker].lane.is_serving() { Standing::Serving } else { Standing::Away }
     }
 
     fn fence_base(&self) -> (u64, u64) {
-        (self.epoch, self.with_plan(|plan| plan.map_or(0, |plan| plan.generation)))
+        (self.epoch, self.in_force.as_ref().map_or(0, |plan| plan.generation))
     }
 
     fn limits(&self, worker: usize) -> PartLimits {

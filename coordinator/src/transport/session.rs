@@ -365,6 +365,7 @@ fn unexpected(said: &Said) -> Ending {
         Said::SelfTest(_) => "a self-test result",
         Said::Result(_) => "a result",
         Said::Error(_) => "an error",
+        Said::Draining(_) => "a farewell",
     };
     Ending::Lost(format!("the worker sent {what} out of order"))
 }

@@ -161,6 +161,7 @@ async fn converse(
                 ready.wants_hints = matches!(fault, Some(Fault::WantsHints));
                 said.push(Said::Ready(ready));
             }
+            Asked::Adopt(_) | Asked::Release(_) => {}
             Asked::Hint(hint) => session.hint(&hint),
             Asked::SelfTest(test) => {
                 let mut result = session.self_test(test.layer, test.expert).unwrap();

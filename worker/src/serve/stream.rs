@@ -207,6 +207,9 @@ impl Conversation {
                     self.session_mut().hint(&hint);
                     continue;
                 }
+                Ok(Some(SessionRequest { body: Some(Asked::Adopt(_) | Asked::Release(_)) })) => {
+                    continue;
+                }
                 Ok(Some(SessionRequest { body: Some(Asked::Work(work)) })) => self.work(work).await,
                 Ok(Some(SessionRequest { body: Some(Asked::Assign(assign)) })) => {
                     self.assign(assign)
