@@ -4,7 +4,6 @@
 //! The `board` is what the links agree on: who is there, and the placement that follows. [`RemoteWorkers`] is the
 //! step thread's end: it never waits without a deadline and lets only awaited replies through.
 
-mod backoff;
 mod board;
 mod counters;
 mod latency;

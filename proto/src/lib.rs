@@ -5,6 +5,7 @@
 //! what both ends must set alike, [`identity`] and [`checksum`] what they check of each other.
 
 pub mod address;
+pub mod backoff;
 pub mod channel;
 pub mod checksum;
 pub mod identity;

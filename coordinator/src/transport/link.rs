@@ -12,6 +12,7 @@ use std::{
 use crossbeam_channel::Sender;
 use shimmer_proto::{
     address::PeerAddress,
+    backoff::Backoff,
     expert::v1::{ExpertResult, SessionRequest, WorkerError},
 };
 use tokio::{
@@ -22,7 +23,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ClusterModel, RemoteConfig,
-    backoff::Backoff,
     board::Board,
     session::{Ending, Session},
     status::LinkState,

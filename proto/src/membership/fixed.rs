@@ -10,8 +10,11 @@ use std::{
 use tokio::sync::watch;
 
 use super::{
-    Condition, MembershipStore, Snapshot, StoreError, Write, Written, check_write, model::Model,
+    Condition, MembershipStore, Snapshot, StoreError, Write, Written, check_write,
+    model::Model,
+    records::{WORKERS, WorkerRecord},
 };
+use crate::address::PeerAddress;
 
 /// The lease of the only member, which lasts as long as the process.
 const LEASE: u64 = 1;
@@ -34,6 +37,26 @@ impl FixedStore {
         model.apply(LEASE, &[], entries.into_iter().map(leased).collect());
         let view = watch::Sender::new(Self::snapshot(&model));
         Self { model: Mutex::new(model), view, given }
+    }
+
+    /// A store of workers of which only the addresses are known: `workers/<address>`, each worker taken for an ordinary one
+    /// that has everything until its hello says more.
+    pub fn of_workers<'a>(addresses: impl IntoIterator<Item = &'a PeerAddress>) -> Self {
+        let entry = |address: &PeerAddress| {
+            let record = WorkerRecord {
+                address: address.to_string(),
+                host: address.host().to_owned(),
+                weight: 1.0,
+                ram_budget_bytes: 0,
+                absent_layers: Vec::new(),
+                container_digest: String::new(),
+                incarnation: 0,
+                draining: false,
+            };
+            let value = serde_json::to_string(&record).expect("a record of numbers and text");
+            (format!("{WORKERS}{address}"), value)
+        };
+        Self::new(addresses.into_iter().map(entry).collect())
     }
 
     fn snapshot(model: &Model) -> Snapshot {
@@ -104,5 +127,35 @@ impl MembershipStore for FixedStore {
         for key in view.entries.keys().filter(|key| !self.given.contains(*key)) {
             self.withdraw(key);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_stand_under_their_addresses() {
+        let addresses: Vec<PeerAddress> =
+            ["w:1", "[fd00::7]:2"].iter().map(|text| text.parse().unwrap()).collect();
+        let view = FixedStore::of_workers(&addresses).view.borrow().clone();
+        let keys: Vec<_> = view.entries.keys().map(String::as_str).collect();
+        assert_eq!(keys, ["workers/[fd00::7]:2", "workers/w:1"]);
+        let record: WorkerRecord =
+            serde_json::from_str(&view.entries["workers/w:1"].value).unwrap();
+        assert_eq!((record.address.as_str(), record.host.as_str()), ("w:1", "w"));
+    }
+
+    #[tokio::test]
+    async fn who_leaves_takes_only_its_own_keys() {
+        let store = FixedStore::new(BTreeMap::from([("workers/1".to_owned(), "w".to_owned())]));
+        store.announce("coordinators/1", "c".to_owned());
+        let put = Write::Put { key: "placement".to_owned(), value: "p".to_owned() };
+        store.write(vec![], vec![put]).await.unwrap();
+        store.withdraw("placement");
+        assert_eq!(store.view.borrow().entries.len(), 3);
+        store.leave().await;
+        let view = store.view.borrow();
+        assert_eq!(view.entries.keys().collect::<Vec<_>>(), ["placement", "workers/1"]);
     }
 }

@@ -17,7 +17,7 @@ const UNSAFE_ALLOWED: [&str; 6] = [
 ];
 
 /// Cores that decide without a clock, a socket, a file, a task or a random source of their own.
-const CORES: [&str; 15] = [
+const CORES: &[&str] = &[
     "kernels/src/",
     "coordinator/src/scheduler",
     "coordinator/src/sampler",
@@ -29,7 +29,9 @@ const CORES: [&str; 15] = [
     "coordinator/src/stop",
     "coordinator/src/detokenizer",
     "coordinator/src/tokenizer",
+    "proto/src/backoff",
     "proto/src/checksum",
+    "proto/src/membership/model",
     "worker/src/residency",
     "worker/src/placement",
     "worker/src/guard/decision",

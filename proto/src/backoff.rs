@@ -1,11 +1,11 @@
-//! Waits between attempts: doubling, bounded, jittered, so that many links do not retry in step. A plain state machine;
+//! Waits between attempts: doubling, bounded, jittered, so that many peers do not retry in step. A plain state machine;
 //! the seed decides the jitter.
 
 use std::time::Duration;
 
-/// The waits of one link.
+/// The waits of whoever retries.
 #[derive(Debug, Clone)]
-pub(super) struct Backoff {
+pub struct Backoff {
     min: Duration,
     max: Duration,
     failures: u32,
@@ -13,19 +13,20 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    pub(super) fn new(min: Duration, max: Duration, seed: u64) -> Self {
+    /// Waits that begin at `min` and never exceed `max`.
+    pub fn new(min: Duration, max: Duration, seed: u64) -> Self {
         Self { min, max: max.max(min), failures: 0, seed }
     }
 
     /// The wait after one more failure: between half and all of the doubled time.
-    pub(super) fn fail(&mut self) -> Duration {
+    pub fn fail(&mut self) -> Duration {
         let doubled = self.min.saturating_mul(1 << self.failures.min(20)).min(self.max);
         self.failures = self.failures.saturating_add(1);
         doubled / 2 + doubled.mul_f64(self.uniform() / 2.0)
     }
 
     /// Something worked: the next wait is short again.
-    pub(super) fn succeed(&mut self) {
+    pub fn succeed(&mut self) {
         self.failures = 0;
     }
 
