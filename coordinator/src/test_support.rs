@@ -122,12 +122,12 @@ impl TestWorkers {
                 slabs.insert((layer, expert), slab);
             }
             layouts.insert(layer, layout);
-            layers.push(PlacedLayer { layer, experts });
+            layers.push(PlacedLayer { layer, experts, slab_bytes: 1 });
         }
         let candidate = |(index, weight): (usize, &f64)| Candidate {
             id: format!("w{index}"),
             weight: *weight,
-            absent_layers: Vec::new(),
+            ..Candidate::default()
         };
         let candidates: Vec<Candidate> = weights.iter().enumerate().map(candidate).collect();
         Self {

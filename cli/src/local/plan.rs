@@ -138,12 +138,13 @@ fn place(container: &Container, weights: &[f64]) -> Result<Placement, LocalError
             id: worker_id(index),
             weight,
             absent_layers: container.absent_layers(),
+            ..Candidate::default()
         })
         .collect();
     let layers: Vec<PlacedLayer> = container
         .config()
         .moe_layers()
-        .map(|(layer, experts)| PlacedLayer { layer, experts })
+        .map(|(layer, experts)| PlacedLayer { layer, experts, slab_bytes: 0 })
         .collect();
     Ok(Placement::compute(&layers, &candidates)?)
 }

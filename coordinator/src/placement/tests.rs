@@ -1,11 +1,11 @@
 use super::*;
 
 fn worker(id: impl Into<String>, weight: f64) -> Candidate {
-    Candidate { id: id.into(), weight, absent_layers: Vec::new() }
+    Candidate { id: id.into(), weight, ..Candidate::default() }
 }
 
 fn layers(count: u32, experts: u32) -> Vec<PlacedLayer> {
-    (0..count).map(|layer| PlacedLayer { layer, experts }).collect()
+    (0..count).map(|layer| PlacedLayer { layer, experts, slab_bytes: 10 }).collect()
 }
 
 /// Shares of the workers are within `tolerance` of what their weights say.
@@ -123,24 +123,6 @@ fn bad_workers_are_refused_by_name() {
         Placement::compute(&layers(1, 1), &[]).unwrap_err(),
         PlacementError::NoCandidate { layer: 0 }
     );
-}
-
-#[test]
-fn the_logarithm_is_exact_at_powers_of_two_and_monotone() {
-    for power in 0..64u64 {
-        assert_eq!(minus_log2(1 << power), (64 - power) << 32);
-    }
-    assert_eq!(minus_log2(0), 64 << 32);
-    assert!(minus_log2(u64::MAX) >= 1);
-    let mut last = u64::MAX;
-    for step in 1..1000u64 {
-        let cost = minus_log2(step * (u64::MAX / 1000));
-        assert!(cost < last);
-        last = cost;
-    }
-    // -log2(3/4) = 0.41503749927884...
-    let quarter = minus_log2(3 << 62) as f64 / 4_294_967_296.0;
-    assert!((quarter - 0.415_037_499_278_84).abs() < 1e-9, "{quarter}");
 }
 
 #[test]

@@ -67,6 +67,7 @@ impl Board {
             .map(|l| PlacedLayer {
                 layer: l.layer,
                 experts: u32::try_from(l.self_tests.len()).unwrap_or(u32::MAX),
+                slab_bytes: l.slab_bytes,
             })
             .collect();
         let state =
@@ -81,6 +82,8 @@ impl Board {
             id: hello.worker_id.clone(),
             weight: hello.weight,
             absent_layers: hello.absent_layers.clone(),
+            host: hello.host.clone(),
+            ram_budget_bytes: hello.ram_budget_bytes,
         };
         // One candidate alone: its name and weight are checked before it can spoil the placement of all.
         Placement::compute(&[], std::slice::from_ref(&candidate))

@@ -49,11 +49,11 @@ fn check(preset: Preset, weights: &[f64]) {
     assert_eq!(digests, expected, "{preset:?}");
 
     let moe: Vec<(u32, u32)> = tiny.container.config().moe_layers().collect();
-    let placed = moe.iter().map(|&(layer, experts)| PlacedLayer { layer, experts });
+    let placed = moe.iter().map(|&(layer, experts)| PlacedLayer { layer, experts, slab_bytes: 1 });
     let candidate = |(index, &weight): (usize, &f64)| Candidate {
         id: format!("w{index}"),
         weight,
-        absent_layers: Vec::new(),
+        ..Candidate::default()
     };
     let candidates: Vec<_> = weights.iter().enumerate().map(candidate).collect();
     let placement = Placement::compute(&placed.collect::<Vec<_>>(), &candidates).unwrap();
