@@ -2,19 +2,23 @@
 //!
 //! The step loop is a plain thread: it queues work on every worker, computes its own share, and then waits for replies in
 //! whatever order they come. [`ExpertTransport`] is the seam: sockets and in-process workers implement it alike.
-//! [`Exchange`] is one layer's round: cut the rows by owner, send, compute meanwhile, receive, combine exactly.
+//! [`Exchange`] is one layer's round: cut the rows by owner, send, compute meanwhile, receive, combine exactly; and what it
+//! does when a worker is lost, late or wrong.
 
 mod exchange;
 mod hints;
 mod plan;
+mod policy;
+mod recipients;
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use shimmer_proto::expert::v1::{ExpertResult, ExpertWork, PrefetchHint, WorkerError};
 
-pub use exchange::{Exchange, LayerRound, WorkerStats};
+pub use exchange::{Exchange, LayerRound, Reach, WorkerStats};
 pub use hints::Hints;
+pub use policy::{FaultCounts, FaultPolicy};
 
 /// A worker as the step loop sees it. Its place in [`ExpertTransport::workers`] is its index in every other call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +72,11 @@ pub trait ExpertTransport: Send + fmt::Debug {
     /// another worker.
     fn workers(&self) -> &[WorkerInfo];
 
+    /// The time, by which everything is measured that is said to this transport.
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
     /// Called before each step: a placement that everybody has loaded comes into force here, and new workers take
     /// their places. Between two calls placement, fence and the list of workers are the same.
     fn between_steps(&mut self) {}
@@ -91,15 +100,16 @@ pub trait ExpertTransport: Send + fmt::Debug {
         Vec::new()
     }
 
-    /// Lets a worker stand in for owners of these experts, ascending, with the work that is sent to it next. They stay adopted until
-    /// another placement comes into force.
+    /// Lets a worker stand in for owners of these experts, ascending, with the work that is sent to it next. They stay
+    /// adopted until another placement comes into force; the number of those that were not before.
     fn adopt(
         &mut self,
-        _worker: usize,
+        worker: usize,
         _layer: u32,
         _experts: &[u32],
-    ) -> Result<(), TransportError> {
-        Err(TransportError::Closed)
+    ) -> Result<usize, TransportError> {
+        let detail = "it cannot stand in for others".to_owned();
+        Err(TransportError::Lost { worker, detail })
     }
 
     /// How long a worker took at most lately for work of so many rows; none while that is not known.
@@ -110,6 +120,10 @@ pub trait ExpertTransport: Send + fmt::Debug {
     /// Says that a worker owes an answer for longer than is usual. It is [`Standing::Suspect`] until it answers anything,
     /// and is asked by other means whether it is alive; if not, it is lost.
     fn suspect(&mut self, _worker: usize) {}
+
+    /// Lets a worker prove that it computes these experts as the container says, because it and another one disagree. If it
+    /// fails it is quarantined and reported lost; if not, nothing is heard of it.
+    fn contest(&mut self, _worker: usize, _layer: u32, _experts: &[u32]) {}
 
     /// Takes a worker out of service because it computes differently, until an operator readmits it.
     fn quarantine(&mut self, worker: usize, reason: &str) {

@@ -190,7 +190,7 @@ fn step_loop<'w>(
         max_rows: config.max_batch_rows,
         max_logit_rows,
         positions: context as usize,
-        workers: transport.workers().len(),
+        faults: config.faults,
         layer_deadline: config.layer_deadline,
     };
     let trunk = Trunk::new(&container, weights, kernels, options)?;

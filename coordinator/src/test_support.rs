@@ -73,6 +73,8 @@ pub(crate) enum Act {
     Stale,
     /// The worker dies.
     Die,
+    /// Answers something else.
+    Lie,
     Refuse(ErrorCode, Vec<u32>),
 }
 
@@ -92,6 +94,15 @@ pub(crate) struct TestWorkers {
     script: Script,
     limits: PartLimits,
     sent: Option<Sent>,
+    began: Instant,
+    /// Time passes when nothing arrives.
+    passed: Duration,
+    /// Copies of every expert besides the first, by the distance to its worker.
+    copies: BTreeMap<(u32, u32), Vec<usize>>,
+    stand_ins: bool,
+    suspects: Vec<bool>,
+    quarantined: Arc<Mutex<Vec<usize>>>,
+    own: bool,
 }
 
 /// What went to the workers, in order, where a test wants to know.
@@ -143,7 +154,42 @@ impl TestWorkers {
             script: Box::new(|_, _| Act::Answer),
             limits: PartLimits { max_rows: 4096, max_bytes: 4 << 20 },
             sent: None,
+            began: Instant::now(),
+            passed: Duration::ZERO,
+            copies: BTreeMap::new(),
+            stand_ins: false,
+            suspects: vec![false; weights.len()],
+            quarantined: Arc::default(),
+            own: false,
         }
+    }
+
+    /// Every expert has this many copies, on the workers after its first.
+    pub(crate) fn copied(mut self, copies: usize) -> Self {
+        let workers = self.infos.len();
+        for &(layer, expert) in self.slabs.keys() {
+            let first = self.placement.owner(layer, expert).unwrap();
+            let held = (0..copies.min(workers)).map(|next| (first + next) % workers).collect();
+            self.copies.insert((layer, expert), held);
+        }
+        self
+    }
+
+    /// Every worker can read what it does not hold.
+    pub(crate) fn standing_in(mut self) -> Self {
+        self.stand_ins = true;
+        self
+    }
+
+    /// The coordinator has a copy of all experts.
+    pub(crate) fn with_own_copy(mut self) -> Self {
+        self.own = true;
+        self
+    }
+
+    /// Who was taken out of service.
+    pub(crate) fn quarantined(&self) -> Arc<Mutex<Vec<usize>>> {
+        Arc::clone(&self.quarantined)
     }
 
     /// Workers that want hints.
@@ -218,12 +264,52 @@ impl ExpertTransport for TestWorkers {
         &self.infos
     }
 
+    fn now(&self) -> Instant {
+        self.began + self.passed
+    }
+
     fn copies(&self, layer: u32, expert: u32) -> &[usize] {
-        self.placement.copies(layer, expert)
+        let copied = self.copies.get(&(layer, expert));
+        copied.map_or_else(|| self.placement.copies(layer, expert), Vec::as_slice)
     }
 
     fn standing(&self, worker: usize) -> Standing {
-        if self.lost[worker] { Standing::Away } else { Standing::Serving }
+        match (self.lost[worker], self.suspects[worker]) {
+            (true, _) => Standing::Away,
+            (false, true) => Standing::Suspect,
+            (false, false) => Standing::Serving,
+        }
+    }
+
+    fn stand_ins(&self, _layer: u32) -> Vec<usize> {
+        (0..self.infos.len()).filter(|_| self.stand_ins).collect()
+    }
+
+    fn adopt(
+        &mut self,
+        _worker: usize,
+        _layer: u32,
+        experts: &[u32],
+    ) -> Result<usize, TransportError> {
+        assert!(experts.is_sorted_by(|a, b| a < b) && !experts.is_empty());
+        Ok(experts.len())
+    }
+
+    fn suspect(&mut self, worker: usize) {
+        self.suspects[worker] = true;
+    }
+
+    fn quarantine(&mut self, worker: usize, _reason: &str) {
+        self.lost[worker] = true;
+        self.quarantined.lock().unwrap().push(worker);
+    }
+
+    fn own_copy(&mut self, work: &ExpertWork) -> Option<Result<ExpertResult, WorkerError>> {
+        self.own.then(|| Ok(self.answer(work, false)))
+    }
+
+    fn has_own_copy(&self, _layer: u32) -> bool {
+        self.own
     }
 
     fn fence_base(&self) -> (u64, u64) {
@@ -255,15 +341,25 @@ impl ExpertTransport for TestWorkers {
         sent.lock().unwrap().push((worker, Message::Hint(hint)));
     }
 
-    fn receive(&mut self, _deadline: Instant) -> Result<Reply, TransportError> {
+    fn receive(&mut self, deadline: Instant) -> Result<Reply, TransportError> {
         // Last in, first out: replies come in an order of their own.
         let Some((worker, work)) = self.queue.pop_back() else {
+            self.passed = self.passed.max(deadline.saturating_duration_since(self.began));
             return Err(TransportError::Timeout);
         };
         let act = (self.script)(worker, &work);
         let outcome = match act {
             Act::Answer | Act::AnswerOutputs => Ok(self.answer(&work, act == Act::AnswerOutputs)),
-            Act::Silence => return self.receive(_deadline),
+            Act::Silence => return self.receive(deadline),
+            Act::Lie => {
+                let mut result = self.answer(&work, false);
+                if let Some(Payload::Accumulators(bytes)) = &mut result.payload {
+                    let mut changed = bytes.to_vec();
+                    changed[0] ^= 1;
+                    *bytes = changed.into();
+                }
+                Ok(result)
+            }
             Act::Stale => {
                 let mut result = self.answer(&work, false);
                 if let Some(fence) = &mut result.fence {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use shimmer_kernels::{AttentionSpan, Kernels, RopeTable};
 use shimmer_model::{Container, ModelConfig, NumericClass};
 
-use crate::dispatch::{Exchange, ExpertTransport, WorkerStats};
+use crate::dispatch::{Exchange, ExpertTransport, FaultCounts, FaultPolicy, WorkerStats};
 use crate::gating::RowFaults;
 use crate::histogram::Histogram;
 use crate::kv_cache::KvCache;
@@ -68,8 +68,8 @@ pub struct TrunkOptions {
     pub max_logit_rows: usize,
     /// Positions of the longest sequence.
     pub positions: usize,
-    /// Workers of the transport.
-    pub workers: usize,
+    /// What is done about workers that are late or wrong.
+    pub faults: FaultPolicy,
     /// Longest wait for the experts of one layer.
     pub layer_deadline: Duration,
 }
@@ -87,7 +87,7 @@ impl<'w> Trunk<'w> {
         let rope = RopeTable::new(config.rope.theta, config.rope.rotary_dim, options.positions);
         let class = container.manifest().numeric_class;
         let buffers = Buffers::new(&config, options.max_rows, options.max_logit_rows);
-        let exchange = Exchange::new(kernels, options.workers);
+        let exchange = Exchange::new(kernels, options.faults);
         let shape = Shape { config, class, kernels, rope, layer_deadline: options.layer_deadline };
         let (faults, pilot) = (RowFaults::default(), Pilot::default());
         Ok(Self { shape, weights, buffers, exchange, faults, pilot })
@@ -155,6 +155,11 @@ impl<'w> Trunk<'w> {
     /// How long each layer's round waited for workers.
     pub fn layer_waits(&self) -> &Histogram {
         self.exchange.waits()
+    }
+
+    /// What went wrong with workers and was answered.
+    pub fn fault_counts(&self) -> &FaultCounts {
+        self.exchange.counts()
     }
 
     /// How often predictions of the next layer's experts came true, and the hints sent.

@@ -1,23 +1,28 @@
-//! HOT PATH. One layer's round with the workers.
+//! HOT PATH. One layer's round with the workers: a state machine over parts, events and time, and the loop that drives it.
+//!
+//! [`Exchange::run`] is what the trunk calls. What happens when a worker is lost, late or wrong stands in `rescue` and
+//! `audits`; none of it changes a byte, because any worker computes the same and the sums are exact.
+
+mod audits;
+mod rescue;
+mod sums;
 
 use std::time::{Duration, Instant};
 
-use rayon::prelude::*;
 use serde::Serialize;
 use shimmer_kernels::{ActivationRows, Kernels};
-use shimmer_proto::expert::v1::expert_result::Payload;
 use shimmer_proto::expert::v1::{ErrorCode, ExpertResult, Fence, WorkerError};
 
-use super::plan::Plan;
-use super::{ExpertTransport, Hints, Reply, TransportError};
+use super::plan::{Plan, State};
+use super::recipients::{Recipient, Recipients};
+use super::{ExpertTransport, FaultCounts, FaultPolicy, Hints, Reply, TransportError};
 use crate::gating::{Choices, RowFault, RowFaults};
 use crate::histogram::{Histogram, micros};
+use audits::Audit;
 
-/// Sends of one part before its rows fail: the first, and again after a frame was damaged or a row was taken out.
+/// Sends of one part to one worker before others are asked: the first, and again after a frame was damaged or a row was
+/// taken out.
 const ATTEMPTS_MAX: u32 = 4;
-
-/// Values of one combine below which handing them to other threads costs more than it saves.
-const PARALLEL_VALUES: usize = 1 << 16;
 
 /// What one worker did for the step thread so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -51,29 +56,54 @@ pub struct LayerRound<'a> {
     pub deadline: Duration,
 }
 
-/// Buffers and counts of all rounds.
+/// What every step of a round gets.
+#[derive(Debug)]
+pub struct Reach<'a> {
+    /// The workers.
+    pub transport: &'a mut dyn ExpertTransport,
+    /// The layer.
+    pub round: &'a LayerRound<'a>,
+    /// The rows that fail.
+    pub faults: &'a mut RowFaults,
+    /// The time.
+    pub now: Instant,
+}
+
+/// The round under way, and the buffers and counts of all rounds.
 #[derive(Debug)]
 pub struct Exchange {
     kernels: Kernels,
+    policy: FaultPolicy,
     plan: Plan,
+    recipients: Recipients,
+    audits: Vec<Audit>,
+    fence: Fence,
+    deadline: Option<Instant>,
     /// `[rows][hidden]` in units of 2^-30.
     sums: Vec<i64>,
+    /// Sums of single parts that are compared.
+    compared: [Vec<i64>; 2],
     stats: Vec<WorkerStats>,
     waits: Histogram,
-    dropped: u64,
+    counts: FaultCounts,
 }
 
 impl Exchange {
     /// No round yet.
-    pub fn new(kernels: Kernels, workers: usize) -> Self {
-        let stats = vec![WorkerStats::default(); workers];
+    pub fn new(kernels: Kernels, policy: FaultPolicy) -> Self {
         Self {
             kernels,
+            policy,
             plan: Plan::default(),
+            recipients: Recipients::default(),
+            audits: Vec::new(),
+            fence: Fence::default(),
+            deadline: None,
             sums: Vec::new(),
-            stats,
+            compared: Default::default(),
+            stats: Vec::new(),
             waits: Histogram::default(),
-            dropped: 0,
+            counts: FaultCounts::default(),
         }
     }
 
@@ -87,13 +117,13 @@ impl Exchange {
         &self.waits
     }
 
-    /// Replies that answered nothing that was out; they never enter a sum.
-    pub fn dropped(&self) -> u64 {
-        self.dropped
+    /// What went wrong and was answered since the start.
+    pub fn counts(&self) -> &FaultCounts {
+        &self.counts
     }
 
     /// Sends every row to its experts, runs `meanwhile`, and writes each row's sum of gated expert outputs to `out`,
-    /// `[rows][hidden]`. Rows whose experts cannot answer fail; their part of `out` is meaningless.
+    /// `[rows][hidden]`. Rows whose experts nobody can compute fail; their part of `out` is meaningless.
     pub fn run(
         &mut self,
         transport: &mut dyn ExpertTransport,
@@ -102,246 +132,230 @@ impl Exchange {
         meanwhile: impl FnOnce(),
         out: &mut [f32],
     ) {
-        let hidden = round.activations.cols();
-        let rows = round.activations.rows();
-        self.plan.build(transport, round.layer, round.choices, row_bytes(round), rows, faults);
-        let (epoch, generation) = transport.fence_base();
-        let fence =
-            Fence { epoch, generation, step: round.step, layer: round.layer, attempt: 0, part: 0 };
-        if let Some(hints) = round.hints {
-            // Workers that compute nothing in this layer have the most time to read ahead.
-            let idle = |worker| self.plan.parts.iter().all(|part| part.worker != worker);
-            (0..self.stats.len())
-                .filter(|&worker| idle(worker))
-                .for_each(|worker| hints.send(transport, worker, fence));
-        }
-        for part in 0..self.plan.parts.len() {
-            self.send(transport, round, fence, part, faults);
-        }
+        let mut reach = Reach { now: transport.now(), transport, round, faults };
+        self.begin(&mut reach);
         meanwhile();
-        self.sums.clear();
-        self.sums.resize(rows * hidden, 0);
-        let sent = Instant::now();
-        let deadline = sent + round.deadline;
-        while self.plan.parts.iter().any(|part| !part.answered) {
-            let begun = Instant::now();
-            match transport.receive(deadline) {
-                Ok(Reply { worker, outcome }) => {
-                    self.stats[worker].wait += begun.elapsed();
-                    match outcome {
-                        Ok(result) => {
-                            self.accept(worker, fence, &result, hidden, round.layer, faults)
-                        }
-                        Err(error) => self.refused(transport, round, fence, worker, &error, faults),
+        let sent = reach.transport.now();
+        reach.now = sent;
+        while !self.is_done() {
+            let due = self.due(&reach);
+            let begun = reach.now;
+            let arrival = reach.transport.receive(due);
+            reach.now = reach.transport.now();
+            match arrival {
+                Ok(reply) => {
+                    if let Some(stats) = self.stats.get_mut(reply.worker) {
+                        stats.wait += reach.now.saturating_duration_since(begun);
                     }
+                    self.reply(&mut reach, reply);
                 }
                 Err(TransportError::Lost { worker, detail }) => {
-                    self.lose(transport, worker, &detail, faults)
+                    self.lost(&mut reach, worker, &detail);
                 }
-                Err(TransportError::Timeout) => self.time_out(transport, round, faults),
+                // What has arrived counts before what is late.
+                Err(TransportError::Timeout) => self.tick(&mut reach),
                 Err(TransportError::Closed) => {
                     for worker in 0..self.stats.len() {
-                        self.lose(transport, worker, "the transport is closed", faults);
+                        self.lost(&mut reach, worker, "the transport is closed");
                     }
                 }
             }
         }
-        self.waits.observe(sent.elapsed());
-        self.finish(hidden, out);
+        self.waits.observe(reach.now.saturating_duration_since(sent));
+        self.finish(round.activations.cols(), out);
     }
 
-    fn send(
-        &mut self,
-        transport: &mut dyn ExpertTransport,
-        round: &LayerRound<'_>,
-        base: Fence,
-        part: usize,
-        faults: &mut RowFaults,
-    ) {
-        let Fence { epoch, generation, step, layer, .. } = base;
-        let worker = self.plan.parts[part].worker;
-        let attempt = self.plan.parts[part].attempt;
-        let number = u32::try_from(part).expect("parts of a layer are few");
-        let fence = Fence { epoch, generation, step, layer, attempt, part: number };
-        let deadline_ms = u32::try_from(round.deadline.as_millis()).unwrap_or(u32::MAX);
-        let message = self.plan.message(part, fence, round.activations, deadline_ms);
-        let first = part == 0 || self.plan.parts[part - 1].worker != worker;
-        if let Some(hints) = round.hints.filter(|_| first && attempt == 0) {
-            // Right before the work, so that one wake-up and one write carry both.
-            hints.send(transport, worker, base);
+    /// Begins a round: plans and sends everything.
+    pub fn begin(&mut self, reach: &mut Reach<'_>) {
+        let Reach { transport, round, faults, now } = reach;
+        let (rows, hidden) = (round.activations.rows(), round.activations.cols());
+        let workers = transport.workers().len();
+        self.stats.resize(workers, WorkerStats::default());
+        self.recipients.begin(workers, *now);
+        self.audits.clear();
+        self.deadline = now.checked_add(round.deadline);
+        let (plan, recipients) = (&mut self.plan, &mut self.recipients);
+        let sizes = [row_bytes(round), rows];
+        plan.build(&**transport, recipients, round.layer, round.choices, sizes, faults);
+        let (epoch, generation) = transport.fence_base();
+        self.fence =
+            Fence { epoch, generation, step: round.step, layer: round.layer, attempt: 0, part: 0 };
+        let fence = self.fence;
+        if let Some(hints) = round.hints {
+            // Workers that compute nothing in this layer have the most time to read ahead.
+            let idle = |worker| self.plan.parts.iter().all(|p| p.to != Recipient::Worker(worker));
+            (0..workers)
+                .filter(|&worker| idle(worker))
+                .for_each(|worker| hints.send(&mut **transport, worker, fence));
         }
-        if let Err(error) = transport.send(worker, message) {
-            let detail = match error {
-                TransportError::Lost { detail, .. } => detail,
-                other => other.to_string(),
-            };
-            self.fail_part(transport, part, &detail, faults);
+        let planned = self.plan.parts.len();
+        let mut hinted = None;
+        for part in 0..planned {
+            let to = self.plan.parts[part].to;
+            if let (Some(hints), Recipient::Worker(worker)) = (reach.round.hints, to)
+                && hinted.replace(worker) != Some(worker)
+            {
+                // Right before the work, so that one wake-up and one write carry both.
+                hints.send(reach.transport, worker, fence);
+            }
+            if !self.policy.audits(reach.round.step, reach.round.layer, part)
+                || !self.audit(reach, part)
+            {
+                self.send(reach, part);
+            }
         }
+        self.sums.clear();
+        self.sums.resize(rows * hidden, 0);
+        self.advance(reach);
+    }
+
+    /// Nothing is awaited any more.
+    pub fn is_done(&self) -> bool {
+        self.plan.parts.iter().all(|part| part.combined || part.parent.is_some())
+    }
+
+    /// When [`Self::tick`] has something to do.
+    pub fn due(&self, reach: &Reach<'_>) -> Instant {
+        let late = self.plan.parts.iter().enumerate().filter(|(part, p)| {
+            p.late_at.is_some() && p.is_out() && !self.plan.parts[self.root(*part)].combined
+        });
+        let late = late.filter_map(|(_, part)| part.late_at);
+        let contests = self.audits.iter().filter_map(Audit::until);
+        let latest = self.deadline.unwrap_or(reach.now + reach.round.deadline);
+        late.chain(contests).fold(latest, Instant::min)
+    }
+
+    /// Time has passed: late parts go to others as well, and at the deadline everything ends.
+    pub fn tick(&mut self, reach: &mut Reach<'_>) {
+        if self.deadline.is_some_and(|deadline| deadline <= reach.now) {
+            return self.time_out(reach);
+        }
+        for part in 0..self.plan.parts.len() {
+            let late = self.plan.parts[part].late_at.is_some_and(|late| late <= reach.now);
+            if late && self.plan.parts[part].is_out() && !self.plan.parts[self.root(part)].combined
+            {
+                self.late(reach, part);
+            }
+        }
+        self.judge(reach);
+        self.advance(reach);
+    }
+
+    /// A reply has arrived.
+    pub fn reply(&mut self, reach: &mut Reach<'_>, reply: Reply) {
+        let Reply { worker, outcome } = reply;
+        match outcome {
+            Ok(result) => self.accept(reach, worker, result),
+            Err(error) => self.refused(reach, worker, &error),
+        }
+    }
+
+    /// A worker has gone, with everything that was out on it.
+    pub fn lost(&mut self, reach: &mut Reach<'_>, worker: usize, detail: &str) {
+        self.contested_lost(worker);
+        for part in 0..self.plan.parts.len() {
+            if self.plan.parts[part].to == Recipient::Worker(worker)
+                && self.plan.parts[part].is_out()
+            {
+                self.gone(reach, part, detail);
+            }
+        }
+        self.judge(reach);
+        self.advance(reach);
     }
 
     /// The part that a reply answers, if it is one that is out.
-    fn part_of(&mut self, worker: usize, base: Fence, fence: Option<Fence>) -> Option<usize> {
+    fn part_of(&mut self, worker: usize, fence: Option<Fence>) -> Option<usize> {
         let found = fence.and_then(|fence| {
             let index = usize::try_from(fence.part).ok()?;
             let part = self.plan.parts.get(index)?;
-            let expected = Fence { attempt: part.attempt, part: fence.part, ..base };
-            (fence == expected && part.worker == worker && !part.answered).then_some(index)
+            let expected = Fence { attempt: part.attempt, part: fence.part, ..self.fence };
+            let awaited = part.is_out() && !self.plan.parts[self.root(index)].combined;
+            (fence == expected && part.to == Recipient::Worker(worker) && awaited).then_some(index)
         });
         if found.is_none() {
-            self.dropped += 1;
+            self.counts.dropped += 1;
         }
         found
     }
 
-    fn accept(
-        &mut self,
-        worker: usize,
-        base: Fence,
-        result: &ExpertResult,
-        hidden: usize,
-        layer: u32,
-        faults: &mut RowFaults,
-    ) {
-        let Some(part) = self.part_of(worker, base, result.fence) else { return };
-        self.plan.parts[part].answered = true;
+    /// The planned part that a part belongs to.
+    fn root(&self, part: usize) -> usize {
+        let mut at = part;
+        while let Some(parent) = self.plan.parts[at].parent {
+            at = parent;
+        }
+        at
+    }
+
+    fn accept(&mut self, reach: &mut Reach<'_>, worker: usize, result: ExpertResult) {
+        let Some(part) = self.part_of(worker, result.fence) else { return };
+        if !self.fits(part, reach.round.activations.cols(), &result) {
+            let detail = "it answered with a payload of the wrong size";
+            reach.transport.give_up(worker, detail);
+            return self.lost(reach, worker, detail);
+        }
         let stats = &mut self.stats[worker];
         stats.results += 1;
         stats.expert_rows += self.plan.entries(part).len() as u64;
         stats.compute += Duration::from_micros(u64::from(result.compute_us));
-        let (rows, entries) = (self.plan.rows(part), self.plan.entries(part));
-        let fits = match &result.payload {
-            Some(Payload::Accumulators(bytes))
-                if bytes.len() == rows.len() * hidden * size_of::<i64>() =>
-            {
-                add_sums(&mut self.sums, rows, hidden, bytes);
-                true
-            }
-            Some(Payload::Outputs(bytes))
-                if bytes.len() == entries.len() * hidden * size_of::<f32>() =>
-            {
-                let mut output = vec![0.0_f32; hidden];
-                for (entry, bytes) in
-                    entries.iter().zip(bytes.chunks_exact(hidden * size_of::<f32>()))
-                {
-                    for (value, bytes) in output.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                        *value = f32::from_le_bytes(*bytes);
-                    }
-                    let row = rows[entry.row as usize] as usize;
-                    let sums = &mut self.sums[row * hidden..(row + 1) * hidden];
-                    if let Err(error) = self.kernels.accumulate(sums, entry.gate, &output) {
-                        faults.fail(row, RowFault::Arithmetic { layer, what: error.to_string() });
-                    }
-                }
-                true
-            }
-            _ => false,
-        };
-        if !fits {
-            let detail = format!("worker {worker} answered with a payload of the wrong size");
-            for &row in rows {
-                faults.fail(row as usize, RowFault::Unavailable { detail: detail.clone() });
-            }
+        let is_plain = self.plan.parts[part].parent.is_none() && !self.is_audited(part);
+        if is_plain {
+            let mut sums = std::mem::take(&mut self.sums);
+            self.add(reach, part, &result, &mut sums);
+            self.sums = sums;
+            self.plan.parts[part].state = State::Answered(None);
+            self.plan.parts[part].combined = true;
+            return;
         }
+        self.plan.parts[part].state = State::Answered(Some(Box::new(result)));
+        self.judge(reach);
+        self.advance(reach);
     }
 
-    fn refused(
-        &mut self,
-        transport: &mut dyn ExpertTransport,
-        round: &LayerRound<'_>,
-        base: Fence,
-        worker: usize,
-        error: &WorkerError,
-        faults: &mut RowFaults,
-    ) {
-        let Some(part) = self.part_of(worker, base, error.fence) else { return };
+    fn refused(&mut self, reach: &mut Reach<'_>, worker: usize, error: &WorkerError) {
+        let Some(part) = self.part_of(worker, error.fence) else { return };
         let again = self.plan.parts[part].attempt + 1 < ATTEMPTS_MAX;
-        let gone: &[u32] = match error.code() {
+        if error.code() == ErrorCode::Overflow && self.doubt(reach, part, &error.detail) {
+            return self.advance(reach);
+        }
+        let rows: &[u32] = match error.code() {
             ErrorCode::Overflow if !error.rows.is_empty() => &error.rows,
             ErrorCode::Checksum if again => &[],
-            _ => return self.fail_part(transport, part, &error.detail, faults),
+            code => {
+                if let (ErrorCode::Load, Some(expert)) = (code, error.expert) {
+                    let until = Recipients::until(reach.now, self.policy.sick);
+                    self.recipients.fell_sick(worker, reach.round.layer, expert, until);
+                }
+                self.gone(reach, part, &error.detail);
+                self.judge(reach);
+                return self.advance(reach);
+            }
         };
-        self.overflow(part, round.layer, gone, &error.detail, faults);
+        self.overflow(reach, part, rows, &error.detail);
         let before = self.plan.rows(part).len();
-        self.plan.without(part, gone);
+        self.plan.without(part, rows);
         let left = self.plan.rows(part).len();
         if left == 0 {
-            self.plan.parts[part].answered = true;
+            self.plan.parts[part].state = State::Answered(None);
         } else if again || left < before {
-            self.send(transport, round, base, part, faults);
+            self.send(reach, part);
         } else {
-            self.fail_part(transport, part, &error.detail, faults);
+            self.gone(reach, part, &error.detail);
         }
+        self.judge(reach);
+        self.advance(reach);
     }
 
     /// Fails the named rows of a part by their own arithmetic.
-    fn overflow(
-        &mut self,
-        part: usize,
-        layer: u32,
-        gone: &[u32],
-        detail: &str,
-        faults: &mut RowFaults,
-    ) {
+    fn overflow(&mut self, reach: &mut Reach<'_>, part: usize, gone: &[u32], detail: &str) {
+        let layer = reach.round.layer;
         for (index, &row) in (0_u32..).zip(self.plan.rows(part)) {
             if gone.contains(&index) {
-                faults.fail(row as usize, RowFault::Arithmetic { layer, what: detail.to_owned() });
+                let fault = RowFault::Arithmetic { layer, what: detail.to_owned() };
+                reach.faults.fail(row as usize, fault);
             }
         }
-    }
-
-    /// Fails all rows of a part because of its worker.
-    fn fail_part(
-        &mut self,
-        transport: &dyn ExpertTransport,
-        part: usize,
-        detail: &str,
-        faults: &mut RowFaults,
-    ) {
-        let worker = self.plan.parts[part].worker;
-        let detail = format!("worker {}: {detail}", transport.workers()[worker].id);
-        for &row in self.plan.rows(part) {
-            faults.fail(row as usize, RowFault::Unavailable { detail: detail.clone() });
-        }
-        self.plan.parts[part].answered = true;
-    }
-
-    fn lose(
-        &mut self,
-        transport: &dyn ExpertTransport,
-        worker: usize,
-        detail: &str,
-        faults: &mut RowFaults,
-    ) {
-        for part in 0..self.plan.parts.len() {
-            if self.plan.parts[part].worker == worker && !self.plan.parts[part].answered {
-                self.fail_part(transport, part, detail, faults);
-            }
-        }
-    }
-
-    fn time_out(
-        &mut self,
-        transport: &mut dyn ExpertTransport,
-        round: &LayerRound<'_>,
-        faults: &mut RowFaults,
-    ) {
-        let detail =
-            format!("no result of layer {} within {} ms", round.layer, round.deadline.as_millis());
-        for part in 0..self.plan.parts.len() {
-            if !self.plan.parts[part].answered {
-                let worker = self.plan.parts[part].worker;
-                transport.give_up(worker, &detail);
-                self.lose(transport, worker, &detail, faults);
-            }
-        }
-    }
-
-    fn finish(&self, hidden: usize, out: &mut [f32]) {
-        if out.len() < PARALLEL_VALUES {
-            return self.kernels.finish(&self.sums, out);
-        }
-        let rows = out.par_chunks_mut(hidden).zip(self.sums.par_chunks(hidden));
-        rows.for_each(|(out, sums)| self.kernels.finish(sums, out));
     }
 }
 
@@ -353,25 +367,4 @@ fn row_bytes(round: &LayerRound<'_>) -> usize {
     // An index of 5 bytes, a gate of 4, and at worst an item of its own of 10.
     let work = values.saturating_add(round.choices.top_k() * 20);
     work.max(hidden * size_of::<i64>())
-}
-
-/// Adds a worker's sums to those of the batch. Integers: any order gives the same bits.
-fn add_sums(sums: &mut [i64], rows: &[u32], hidden: usize, bytes: &[u8]) {
-    let add = |sums: &mut [i64], bytes: &[u8]| {
-        for (sum, bytes) in sums.iter_mut().zip(bytes.as_chunks::<8>().0) {
-            // Terms are below 2^51 each and their number is small; a corrupt frame may wrap but never stops the server.
-            *sum = sum.wrapping_add(i64::from_le_bytes(*bytes));
-        }
-    };
-    let width = hidden * size_of::<i64>();
-    let whole = rows.len() * hidden == sums.len();
-    if whole && sums.len() >= PARALLEL_VALUES {
-        sums.par_chunks_mut(hidden)
-            .zip(bytes.par_chunks(width))
-            .for_each(|(sums, bytes)| add(sums, bytes));
-        return;
-    }
-    for (&row, bytes) in rows.iter().zip(bytes.chunks_exact(width)) {
-        add(&mut sums[row as usize * hidden..][..hidden], bytes);
-    }
 }

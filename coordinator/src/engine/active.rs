@@ -73,6 +73,9 @@ impl Active {
         let now = Instant::now();
         let admitted = self.admitted.unwrap_or(now);
         let first = self.first_token.unwrap_or(now);
+        // Workers that joined since have no earlier figures.
+        let none = WorkerStats::default();
+        let before = self.workers.iter().chain(std::iter::repeat(&none));
         let of_worker =
             |((info, stats), before): ((&WorkerInfo, &WorkerStats), &WorkerStats)| WorkerTimings {
                 worker_id: info.id.clone(),
@@ -92,7 +95,7 @@ impl Active {
                 queue_ms: milliseconds(admitted.saturating_duration_since(self.submitted)),
                 prefill_ms: milliseconds(first.saturating_duration_since(admitted)),
                 decode_ms: milliseconds(now.saturating_duration_since(first)),
-                workers: infos.iter().zip(workers).zip(&self.workers).map(of_worker).collect(),
+                workers: infos.iter().zip(workers).zip(before).map(of_worker).collect(),
             },
             logits_sha256: self.sequence.logits_sha256(),
         }

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use crate::dispatch::FaultPolicy;
+
 /// Limits of the step loop. None of them changes a byte of any output.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
     /// Threads of the step's pool, the step thread's own work included.
     pub threads: usize,
@@ -21,6 +23,8 @@ pub struct EngineConfig {
     pub context_length: Option<u32>,
     /// Longest wait for the experts of one layer before the workers that still owe a result are given up.
     pub layer_deadline: Duration,
+    /// What is done about workers that are late or wrong.
+    pub faults: FaultPolicy,
     /// Most unread events of one client before its generation ends.
     pub max_unread_events: usize,
 }
@@ -38,6 +42,7 @@ impl Default for EngineConfig {
             context_length: None,
             // Far above any honest layer, far below a client's patience.
             layer_deadline: Duration::from_secs(10),
+            faults: FaultPolicy::default(),
             // One event per token: minutes of reading at ordinary speeds, about a megabyte of memory.
             max_unread_events: 16_384,
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::dispatch::WorkerStats;
+use crate::dispatch::{FaultCounts, WorkerStats};
 use crate::histogram::Histogram;
 use crate::prediction::Recall;
 
@@ -42,6 +42,8 @@ pub struct EngineStats {
     pub layer_wait: Histogram,
     /// What every worker did, in the order of the transport.
     pub workers: Vec<WorkerStats>,
+    /// What went wrong with workers and was answered.
+    pub faults: FaultCounts,
     /// How often predictions of the next layer's experts came true. Stays empty while no worker wants hints.
     pub recall: Recall,
     /// Hints sent.
@@ -58,8 +60,8 @@ impl EngineStats {
             compute: now.compute.saturating_sub(before.compute),
             wait: now.wait.saturating_sub(before.wait),
         };
-        let none = vec![WorkerStats::default(); self.workers.len()];
-        let before = if earlier.workers.is_empty() { &none } else { &earlier.workers };
+        // Workers that joined in between have no earlier figures.
+        let before = earlier.workers.iter().chain(std::iter::repeat(&NONE));
         Self {
             decode_steps: self.decode_steps - earlier.decode_steps,
             prefill_steps: self.prefill_steps - earlier.prefill_steps,
@@ -97,6 +99,10 @@ impl EngineStats {
         self.generated_tokens += tokens as u64;
     }
 }
+
+/// Of a worker that was not there.
+const NONE: WorkerStats =
+    WorkerStats { results: 0, expert_rows: 0, compute: Duration::ZERO, wait: Duration::ZERO };
 
 /// The one place where they can be read.
 #[derive(Clone, Debug, Default)]

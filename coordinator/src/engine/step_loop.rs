@@ -236,6 +236,7 @@ impl StepLoop<'_> {
         stats.workers.clear();
         stats.workers.extend_from_slice(trunk.worker_stats());
         stats.layer_wait = *trunk.layer_waits();
+        stats.faults = *trunk.fault_counts();
         (stats.recall, stats.hints) = trunk.recall();
         published.put(stats);
     }

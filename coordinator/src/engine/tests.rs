@@ -2,3 +2,4 @@ mod bytes;
 mod faults;
 mod hints;
 mod requests;
+mod rescue;

@@ -34,7 +34,9 @@ fn check(weights: &[f64], rows: usize, max_rows: usize, failed: &[usize]) {
     activations.set(&kernels, ActivationFormat::A8G64, &x, rows, HIDDEN);
 
     let mut plan = Plan::default();
-    plan.build(&workers, 1, &choices, 1, rows, &mut faults);
+    let mut recipients = Recipients::default();
+    recipients.begin(weights.len(), std::time::Instant::now());
+    plan.build(&workers, &mut recipients, 1, &choices, [1, rows], &mut faults);
     let mut seen: Vec<(u32, u32, f32)> = Vec::new();
     for part in 0..plan.parts.len() {
         let work = plan.message(part, Fence::default(), &activations, 5);
@@ -48,7 +50,8 @@ fn check(weights: &[f64], rows: usize, max_rows: usize, failed: &[usize]) {
         assert_eq!(work.rows, picked);
         let mut at = 0;
         for (&expert, &count) in work.experts.iter().zip(&work.item_rows) {
-            assert_eq!(workers.owner(1, expert), Some(plan.parts[part].worker));
+            let owner = workers.owner(1, expert).map(Recipient::Worker);
+            assert_eq!(owner, Some(plan.parts[part].to));
             for index in at..at + count as usize {
                 seen.push((
                     batch_rows[work.row_indices[index] as usize],
@@ -85,12 +88,12 @@ fn every_choice_is_sent_once_to_its_owner() {
 #[test]
 fn rows_taken_out_keep_the_others() {
     let mut plan = Plan {
-        parts: vec![Part { worker: 0, attempt: 0, rows: 0..3, entries: 0..4, answered: false }],
+        parts: vec![Part::new(Recipient::Worker(0), 0..3, 0..4)],
         rows: vec![10, 11, 12],
         entries: [(0, 5), (2, 5), (1, 6), (2, 7)]
             .map(|(row, expert)| Entry { row, expert, gate: 1.0 })
             .to_vec(),
-        wanted: Vec::new(),
+        ..Plan::default()
     };
     plan.without(0, &[1]);
     assert_eq!((plan.rows(0), plan.parts[0].attempt), (&[10, 12][..], 1));

@@ -1,0 +1,122 @@
+//! HOT PATH. Who computes an expert: a copy that serves; else a worker that reads it from its own drive; else the
+//! coordinator's own copy; else a copy that is late. A sans-I/O core.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::{ExpertTransport, Standing};
+
+/// Who a message goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Recipient {
+    /// A worker.
+    Worker(usize),
+    /// The coordinator's own copy of the experts.
+    Own,
+    /// Nobody can compute these.
+    Nobody,
+}
+
+/// What the choice of recipients remembers. Buffers keep their size from layer to layer.
+#[derive(Debug, Default)]
+pub(super) struct Recipients {
+    /// Experts given to each worker in this layer.
+    loads: Vec<u32>,
+    /// By expert, the choice of this layer: an expert's weights are read by one worker.
+    chosen: Vec<Option<Recipient>>,
+    /// Experts that a worker could not read lately, and until when others are asked first.
+    sick: BTreeMap<(usize, u32, u32), Instant>,
+}
+
+/// Which recipients are out of the question.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Except<'a> {
+    /// Workers that were asked before.
+    pub(super) tried: &'a [usize],
+    /// Whether the coordinator's own copy and workers that are late may be asked.
+    pub(super) last_resorts: bool,
+}
+
+impl Recipients {
+    /// Begins a layer.
+    pub(super) fn begin(&mut self, workers: usize, now: Instant) {
+        self.loads.clear();
+        self.loads.resize(workers, 0);
+        self.chosen.clear();
+        if !self.sick.is_empty() {
+            self.sick.retain(|_, until| *until > now);
+        }
+    }
+
+    /// Asks others first for an expert that a worker could not read.
+    pub(super) fn fell_sick(&mut self, worker: usize, layer: u32, expert: u32, until: Instant) {
+        /// Beyond so many the drive is broken as a whole and the worker is better lost than avoided.
+        const SICK_MAX: usize = 4096;
+        if self.sick.len() < SICK_MAX {
+            self.sick.insert((worker, layer, expert), until);
+        }
+    }
+
+    /// Who computes an expert in this layer.
+    pub(super) fn first(
+        &mut self,
+        transport: &dyn ExpertTransport,
+        layer: u32,
+        expert: u32,
+    ) -> Recipient {
+        let place = expert as usize;
+        if let Some(&Some(chosen)) = self.chosen.get(place) {
+            return chosen;
+        }
+        let except = Except { tried: &[], last_resorts: true };
+        let chosen = self.choose(transport, layer, expert, except);
+        if self.chosen.len() <= place {
+            self.chosen.resize(place + 1, None);
+        }
+        self.chosen[place] = Some(chosen);
+        chosen
+    }
+
+    /// Who computes an expert besides those that were tried.
+    pub(super) fn choose(
+        &mut self,
+        transport: &dyn ExpertTransport,
+        layer: u32,
+        expert: u32,
+        except: Except<'_>,
+    ) -> Recipient {
+        let Except { tried, last_resorts } = except;
+        let copies = transport.copies(layer, expert);
+        let fresh = |&worker: &usize| {
+            !tried.contains(&worker) && !self.sick.contains_key(&(worker, layer, expert))
+        };
+        let serving = |&worker: &usize| transport.standing(worker) == Standing::Serving;
+        // The first choice wins ties.
+        let able = copies.iter().copied().filter(fresh).filter(serving);
+        let mut best = able.min_by_key(|&worker| self.load(worker));
+        if best.is_none() {
+            best = transport.stand_ins(layer).into_iter().filter(fresh).find(serving);
+        }
+        if best.is_none() && last_resorts {
+            if transport.has_own_copy(layer) {
+                return Recipient::Own;
+            }
+            let late = |&worker: &usize| transport.standing(worker) != Standing::Away;
+            best = copies.iter().copied().filter(|w| !tried.contains(w)).find(late);
+        }
+        let Some(worker) = best else { return Recipient::Nobody };
+        if let Some(load) = self.loads.get_mut(worker) {
+            *load += 1;
+        }
+        Recipient::Worker(worker)
+    }
+
+    fn load(&self, worker: usize) -> u32 {
+        self.loads.get(worker).copied().unwrap_or(0)
+    }
+
+    /// Until when others are asked first, from now on.
+    pub(super) fn until(now: Instant, sick: Duration) -> Instant {
+        now.checked_add(sick).unwrap_or(now)
+    }
+}
