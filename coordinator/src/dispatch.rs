@@ -94,8 +94,8 @@ pub trait ExpertTransport: Send + fmt::Debug {
     /// Whether a worker can be asked now.
     fn standing(&self, worker: usize) -> Standing;
 
-    /// Serving workers that could read a layer's experts from their own drive, best first. They may or may not hold
-    /// some of its experts already.
+    /// Workers that are not away and could read a layer's experts from their own drive, best first. They may or may not
+    /// hold some of its experts already.
     fn stand_ins(&self, _layer: u32) -> Vec<usize> {
         Vec::new()
     }
@@ -111,6 +111,9 @@ pub trait ExpertTransport: Send + fmt::Debug {
         let detail = "it cannot stand in for others".to_owned();
         Err(TransportError::Lost { worker, detail })
     }
+
+    /// Takes note that so many rows of a step go to an expert.
+    fn used(&mut self, _layer: u32, _expert: u32, _rows: u32) {}
 
     /// How long a worker took at most lately for work of so many rows; none while that is not known.
     fn usual(&self, _worker: usize, _rows: u32) -> Option<Duration> {

@@ -86,7 +86,12 @@ pub struct Exchange {
     stats: Vec<WorkerStats>,
     waits: Histogram,
     counts: FaultCounts,
+    /// Messages that may be sent twice now.
+    hedges_left: f64,
 }
+
+/// Most messages that may be sent twice in a row: a worker that stops is late once, and then avoided.
+const HEDGES_MAX: f64 = 16.0;
 
 impl Exchange {
     /// No round yet.
@@ -104,6 +109,7 @@ impl Exchange {
             stats: Vec::new(),
             waits: Histogram::default(),
             counts: FaultCounts::default(),
+            hedges_left: HEDGES_MAX,
         }
     }
 
@@ -189,6 +195,14 @@ impl Exchange {
                 .for_each(|worker| hints.send(&mut **transport, worker, fence));
         }
         let planned = self.plan.parts.len();
+        let earned = self.policy.hedge_share * planned as f64;
+        self.hedges_left = (self.hedges_left + earned).min(HEDGES_MAX);
+        for part in 0..planned {
+            for entries in self.plan.entries(part).chunk_by(|a, b| a.expert == b.expert) {
+                let rows = u32::try_from(entries.len()).unwrap_or(u32::MAX);
+                transport.used(round.layer, entries[0].expert, rows);
+            }
+        }
         let mut hinted = None;
         for part in 0..planned {
             let to = self.plan.parts[part].to;

@@ -16,6 +16,9 @@ pub struct FaultPolicy {
     pub cold_floor: Duration,
     /// When work is late while its worker's usual time is not known.
     pub unknown: Duration,
+    /// Messages that may be sent twice per message that is sent once. Where everybody is late the load is the reason, and
+    /// more of it no cure.
+    pub hedge_share: f64,
     /// Share of messages that are computed by two workers and compared, in ten thousandths.
     pub audit_per_10k: u32,
     /// How long an expert that a worker could not read is asked of others first.
@@ -33,6 +36,7 @@ impl Default for FaultPolicy {
             hedge_floor: Duration::from_millis(50),
             cold_floor: Duration::from_millis(250),
             unknown: Duration::from_millis(500),
+            hedge_share: 0.05,
             audit_per_10k: 0,
             sick: Duration::from_secs(30),
             contest: Duration::from_secs(2),

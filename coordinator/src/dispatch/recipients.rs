@@ -1,5 +1,5 @@
 //! HOT PATH. Who computes an expert: a copy that serves; else a worker that reads it from its own drive; else the
-//! coordinator's own copy; else a copy that is late. A sans-I/O core.
+//! coordinator's own copy; else one that is late. A sans-I/O core.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -101,8 +101,11 @@ impl Recipients {
             if transport.has_own_copy(layer) {
                 return Recipient::Own;
             }
-            let late = |&worker: &usize| transport.standing(worker) != Standing::Away;
-            best = copies.iter().copied().filter(|w| !tried.contains(w)).find(late);
+            let late = |&worker: &usize| {
+                !tried.contains(&worker) && transport.standing(worker) != Standing::Away
+            };
+            best = copies.iter().copied().find(late);
+            best = best.or_else(|| transport.stand_ins(layer).into_iter().find(late));
         }
         let Some(worker) = best else { return Recipient::Nobody };
         if let Some(load) = self.loads.get_mut(worker) {

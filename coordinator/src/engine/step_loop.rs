@@ -148,12 +148,14 @@ impl StepLoop<'_> {
         self.jobs.insert(id, job);
     }
 
-    /// An expert that no serving worker owns.
+    /// An expert that nobody can compute now.
     fn orphan(&self) -> Option<String> {
+        let transport = &self.transport;
         self.moe_layers.iter().find_map(|&(layer, experts)| {
-            let expert =
-                (0..experts).find(|&expert| self.transport.owner(layer, expert).is_none())?;
-            Some(format!("expert {expert} of layer {layer} has no serving worker"))
+            let mut missing = (0..experts).filter(|&e| transport.owner(layer, e).is_none());
+            let expert = missing.next()?;
+            let rescued = transport.has_own_copy(layer) || !transport.stand_ins(layer).is_empty();
+            (!rescued).then(|| format!("expert {expert} of layer {layer} has no serving worker"))
         })
     }
 

@@ -160,12 +160,16 @@ impl Exchange {
         self.plan.parts[part].late_at = None;
         let Recipient::Worker(worker) = self.plan.parts[part].to else { return };
         reach.transport.suspect(worker);
-        if self.policy.hedge_factor <= 0.0 || !self.plan.parts[part].children.is_empty() {
+        let allowed = self.policy.hedge_factor > 0.0 && self.hedges_left >= 1.0;
+        if !allowed || !self.plan.parts[part].children.is_empty() {
             return;
         }
         let tried = self.plan.tried(part);
         let sent = self.cut_again(reach, part, Except { tried: &tried, last_resorts: false }, true);
-        self.counts.hedged += u64::from(sent > 0);
+        if sent > 0 {
+            self.counts.hedged += 1;
+            self.hedges_left -= 1.0;
+        }
     }
 
     /// Cuts a part again and sends its children; their number.
