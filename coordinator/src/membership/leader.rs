@@ -137,6 +137,9 @@ pub struct Leader {
     pending: Option<Pending>,
     unseen: Unseen,
     facts: Facts,
+    /// Revision of the last placement that was looked at, and the highest generation of all: a store that lost its data
+    /// begins again above it.
+    seen: (u64, u64),
     /// A write is out.
     in_flight: bool,
     /// A revision that the snapshot must have reached, and until when it is waited for.
@@ -166,7 +169,7 @@ struct Pending {
 #[derive(Debug, Clone, Copy)]
 struct Base {
     leader_revision: u64,
-    /// Generation of the placement before; 0 for none.
+    /// The highest generation so far; 0 for none.
     generation: u64,
     /// Its revision.
     placed: Option<u64>,
@@ -223,6 +226,7 @@ impl Leader {
             pending: None,
             unseen: Unseen::default(),
             facts: Facts::default(),
+            seen: (0, 0),
             in_flight: false,
             shown: None,
             failures: 0,
@@ -232,13 +236,14 @@ impl Leader {
 
     /// Whether this coordinator leads, as far as it knows.
     pub fn leads(&self, view: &View) -> bool {
-        view.leader.as_ref().is_some_and(|(id, _)| *id == self.config.id)
+        view.leads && view.leader.as_ref().is_some_and(|(id, _)| *id == self.config.id)
     }
 
     /// What there is to do. To be asked when view or snapshot changed, when the last decision's time has come, and after
     /// [`Self::settled`].
     pub fn decide(&mut self, view: &View, snapshot: &Snapshot, now: Instant) -> Decision {
         let started = *self.started.get_or_insert(now);
+        self.remember(snapshot);
         if self.in_flight || !view.connected {
             return Decision::default();
         }
@@ -249,14 +254,19 @@ impl Leader {
             return Decision { wake: wait, ..Decision::default() };
         }
         let leader_revision = match &view.leader {
-            Some((id, revision)) if *id == self.config.id => *revision,
+            Some((_, revision)) if self.leads(view) => *revision,
             leader => {
                 self.step_down();
                 let duty = leader.is_none().then(|| self.campaign());
                 return Decision { duty, ..Decision::default() };
             }
         };
-        let base = |generation, placed| Base { leader_revision, generation, placed };
+        let seen = self.seen.1;
+        let base = |generation: u64, placed| Base {
+            leader_revision,
+            generation: generation.max(seen),
+            placed,
+        };
         match Decided::read(snapshot, &self.config.container_digest, &self.config.layers) {
             Err(DecidedError::Unfit { revision, generation, .. }) => {
                 self.first(view, base(generation, Some(revision)), started, now)
@@ -295,7 +305,7 @@ impl Leader {
     ) -> Result<RebalancePlan, RebalanceError> {
         let leader_revision = match &view.leader {
             _ if !view.connected => return Err(RebalanceError::StoreAway),
-            Some((id, revision)) if *id == self.config.id => *revision,
+            Some((_, revision)) if self.leads(view) => *revision,
             leader => {
                 let nobody = || "(nobody)".to_owned();
                 let leader = leader.as_ref().map_or_else(nobody, |(id, _)| shown(id));
@@ -314,14 +324,21 @@ impl Leader {
         let input =
             PlacementInput { layers, candidates: &candidates, copies: *copies, heat: &view.heat };
         let rebalance = rebalance(&decided.placement, &input, max_moves)?;
-        let base = Base {
-            leader_revision,
-            generation: decided.record.generation,
-            placed: Some(decided.revision),
-        };
+        let generation = decided.record.generation.max(self.seen.1);
+        let base = Base { leader_revision, generation, placed: Some(decided.revision) };
         let reason = format!("rebalance: {} moves", rebalance.moves.len());
         let (record, write) = self.proposal(&rebalance.placement, &workers, base, reason);
         Ok(RebalancePlan { rebalance, workers, record, write })
+    }
+
+    /// Also while somebody else leads: whoever leads next must know.
+    fn remember(&mut self, snapshot: &Snapshot) {
+        let Some(entry) = snapshot.entries.get(PLACEMENT) else { return };
+        if self.seen.0 != entry.revision {
+            let record = serde_json::from_str::<PlacementRecord>(&entry.value);
+            let generation = record.map_or(0, |record| record.generation);
+            self.seen = (entry.revision, self.seen.1.max(generation));
+        }
     }
 
     fn step_down(&mut self) {

@@ -17,6 +17,9 @@ use std::{
 
 use crate::placement::Placement;
 
+/// A worker that was lost so often without becoming ready is not waited for while it is connected either.
+const STUMBLES_MAX: u32 = 3;
+
 /// What the shell must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SwitchAction {
@@ -53,6 +56,13 @@ pub struct Numbered {
 }
 
 #[derive(Debug, Clone, Copy)]
+struct Worker {
+    connection: Connection,
+    /// Sessions that ended before anything was ready, since one was.
+    stumbles: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
 enum Connection {
     /// Greeted; ready for these generations of those that count.
     Up {
@@ -70,7 +80,7 @@ pub struct Switch {
     patience: Duration,
     current: Option<Numbered>,
     next: Option<Numbered>,
-    workers: BTreeMap<usize, Connection>,
+    workers: BTreeMap<usize, Worker>,
 }
 
 impl Switch {
@@ -97,11 +107,10 @@ impl Switch {
         }
         let mut actions = Vec::new();
         for worker in workers_of(&record.placement) {
-            // A worker that nobody has seen yet is away from now on.
-            self.workers.entry(worker).or_insert(Connection::Away { since: now });
+            self.seat(worker, now);
         }
-        for (&worker, connection) in &mut self.workers {
-            if let Connection::Up { next, .. } = connection {
+        for (&worker, state) in &mut self.workers {
+            if let Connection::Up { next, .. } = &mut state.connection {
                 *next = false;
                 actions.extend(assign(worker, &record));
             }
@@ -112,7 +121,9 @@ impl Switch {
 
     /// A worker was greeted: it holds nothing yet, whatever it held before.
     pub fn connected(&mut self, worker: usize) -> Vec<SwitchAction> {
-        self.workers.insert(worker, Connection::Up { current: false, next: false });
+        let connection = Connection::Up { current: false, next: false };
+        let state = self.workers.entry(worker).or_insert(Worker { connection, stumbles: 0 });
+        state.connection = connection;
         let wanted = self.current.iter().chain(&self.next);
         wanted.filter_map(|numbered| assign(worker, numbered)).collect()
     }
@@ -123,23 +134,38 @@ impl Switch {
             numbered.as_ref().is_some_and(|n| n.generation == generation)
         };
         let (is_current, is_next) = (of(&self.current), of(&self.next));
-        if let Some(Connection::Up { current, next }) = self.workers.get_mut(&worker) {
+        let Some(state) = self.workers.get_mut(&worker) else { return };
+        if let Connection::Up { current, next } = &mut state.connection
+            && (is_current || is_next)
+        {
             *current |= is_current;
             *next |= is_next;
+            state.stumbles = 0;
         }
     }
 
     /// A worker's session ended.
     pub fn away(&mut self, worker: usize, now: Instant) {
-        let connection = self.workers.entry(worker).or_insert(Connection::Away { since: now });
-        if let Connection::Up { .. } = connection {
-            *connection = Connection::Away { since: now };
+        let state = self.seat(worker, now);
+        if let Connection::Up { current, next } = state.connection {
+            state.connection = Connection::Away { since: now };
+            state.stumbles = state.stumbles.saturating_add(u32::from(!current && !next));
         }
+    }
+
+    /// A worker that nobody has seen yet is away from now on.
+    fn seat(&mut self, worker: usize, now: Instant) -> &mut Worker {
+        let connection = Connection::Away { since: now };
+        self.workers.entry(worker).or_insert(Worker { connection, stumbles: 0 })
+    }
+
+    fn connection(&self, worker: usize) -> Option<Connection> {
+        self.workers.get(&worker).map(|state| state.connection)
     }
 
     /// Whether a worker can be sent work of the generation in force.
     pub fn serves(&self, worker: usize) -> bool {
-        matches!(self.workers.get(&worker), Some(Connection::Up { current: true, .. }))
+        matches!(self.connection(worker), Some(Connection::Up { current: true, .. }))
     }
 
     /// Between two steps: brings the prepared generation into force if it can serve.
@@ -151,8 +177,8 @@ impl Switch {
         let generation = flipped.generation;
         self.current = Some(flipped);
         let mut actions = vec![SwitchAction::Flip { generation }];
-        for (&worker, connection) in &mut self.workers {
-            if let Connection::Up { current, next } = connection {
+        for (&worker, state) in &mut self.workers {
+            if let Connection::Up { current, next } = &mut state.connection {
                 *current = std::mem::take(next);
                 actions.push(SwitchAction::Release { worker, generation });
             }
@@ -163,8 +189,8 @@ impl Switch {
     /// When [`Self::step_boundary`] could flip although nothing else happens; none if it waits for an event.
     pub fn due(&self) -> Option<Instant> {
         let next = self.next.as_ref()?;
-        let until = |worker: usize| match self.workers.get(&worker) {
-            Some(Connection::Away { since }) => Some(*since + self.patience),
+        let until = |worker: usize| match self.connection(worker) {
+            Some(Connection::Away { since }) => Some(since + self.patience),
             _ => None,
         };
         workers_of(&next.placement).into_iter().filter_map(until).max()
@@ -172,19 +198,23 @@ impl Switch {
 
     fn can_serve(&self, next: &Numbered, now: Instant) -> bool {
         let is_ready = |worker: usize| {
-            matches!(self.workers.get(&worker), Some(Connection::Up { next: true, .. }))
+            matches!(self.connection(worker), Some(Connection::Up { next: true, .. }))
         };
         let has_copy = |worker: usize| {
             let mut held =
                 next.placement.experts().filter(|(_, _, copies)| copies.contains(&worker));
             held.all(|(_, _, copies)| copies.iter().any(|&copy| copy != worker && is_ready(copy)))
         };
-        workers_of(&next.placement).into_iter().all(|worker| match self.workers.get(&worker) {
-            Some(Connection::Up { next, .. }) => *next,
-            Some(Connection::Away { since }) => {
-                now.saturating_duration_since(*since) >= self.patience || has_copy(worker)
+        workers_of(&next.placement).into_iter().all(|worker| {
+            let Some(Worker { connection, stumbles }) = self.workers.get(&worker) else {
+                return false;
+            };
+            match connection {
+                Connection::Up { next, .. } => *next || *stumbles >= STUMBLES_MAX,
+                Connection::Away { since } => {
+                    now.saturating_duration_since(*since) >= self.patience || has_copy(worker)
+                }
             }
-            None => false,
         })
     }
 }

@@ -59,6 +59,8 @@ pub struct View {
     pub coordinators: BTreeMap<String, CoordinatorRecord>,
     /// Who leads, and the revision under which it does.
     pub leader: Option<(String, u64)>,
+    /// This coordinator does: it wrote the key under the lease that it still has.
+    pub leads: bool,
     /// Heat over all coordinators.
     pub heat: HeatMap,
     /// Whether the store answers.
@@ -131,7 +133,8 @@ pub enum Exclusion {
 impl View {
     /// Puts together what the store and the links know. `container_digest` is what this coordinator serves.
     pub fn new(snapshot: &Snapshot, links: &[LinkFacts], container_digest: &str) -> Self {
-        let mut view = Self { connected: snapshot.disconnected.is_none(), ..Self::default() };
+        let (connected, leads) = (snapshot.disconnected.is_none(), snapshot.owns(LEADER));
+        let mut view = Self { connected, leads, ..Self::default() };
         view.add_links(links);
         for (key, entry) in &snapshot.entries {
             view.add_entry(key, &entry.value, entry.revision, container_digest);

@@ -1,9 +1,9 @@
 //! Moves and copies of experts that level what workers have to compute, by how often experts were used.
 //!
-//! Rows go to the first copy that serves, so a worker's load is the heat of the experts that it is the first choice for,
-//! over its weight. One move at a time takes load from the most loaded worker: to a worker that holds a copy already,
-//! where that levels as well, because it costs no bytes; else the expert itself moves. Deterministic, and bounded by the
-//! number of moves.
+//! The rows of an expert are spread over its copies, so each holder's load is the expert's heat over the number of copies;
+//! a worker's share is its load over its weight. One change at a time takes load from the worker with the largest share: a
+//! copy of it moves to another worker, or, where an expert has fewer copies than wanted, another worker gets one beside it.
+//! Deterministic, and bounded by the number of changes.
 
 use super::{Candidate, PlacedLayer, Placement, PlacementError, PlacementInput, able, check};
 
@@ -17,11 +17,11 @@ pub struct Move {
     pub layer: u32,
     /// The expert.
     pub expert: u32,
-    /// Worker that was the first choice; none when a copy is added.
+    /// Worker that gives its copy away; none when a copy is added.
     pub from: Option<usize>,
-    /// Worker that is the first choice now, or has the copy.
+    /// Worker that gets the copy.
     pub to: usize,
-    /// Bytes that the worker has to read: 0 when it held the expert already.
+    /// Bytes that it has to read.
     pub bytes: u64,
     /// Rows of the expert lately.
     pub heat: f64,
@@ -75,7 +75,7 @@ struct Leveller<'a> {
     placement: Placement,
     input: &'a PlacementInput<'a>,
     weights: Vec<f64>,
-    /// Heat of the experts that each worker is the first choice for.
+    /// Heat that each worker has to expect.
     loads: Vec<f64>,
     room: Vec<u64>,
     /// By index in the input's layers.
@@ -85,55 +85,68 @@ struct Leveller<'a> {
 
 impl<'a> Leveller<'a> {
     fn new(placement: Placement, input: &'a PlacementInput<'a>, weights: Vec<f64>) -> Self {
-        let PlacementInput { layers, candidates, heat, .. } = *input;
-        let mut loads = vec![0.0; candidates.len()];
-        for (layer, expert, copies) in placement.experts() {
-            loads[copies[0]] += heat.of(layer, expert);
-        }
+        let PlacementInput { layers, candidates, .. } = *input;
         let room = (0..candidates.len())
             .map(|worker| placement.room(layers, &candidates[worker], worker))
             .collect();
         let able = layers.iter().map(|l| able(layers, candidates, l.layer)).collect();
-        let mean = loads.iter().sum::<f64>() / weights.iter().sum::<f64>();
-        Self { placement, input, weights, loads, room, able, least_gain: mean * LEAST_GAIN }
+        let mut leveller =
+            Self { placement, input, weights, loads: Vec::new(), room, able, least_gain: 0.0 };
+        leveller.loads = leveller.expected();
+        leveller.least_gain = leveller.mean() * LEAST_GAIN;
+        leveller
+    }
+
+    fn expected(&self) -> Vec<f64> {
+        let mut loads = vec![0.0; self.weights.len()];
+        for (layer, expert, copies) in self.placement.experts() {
+            let each = self.input.heat.of(layer, expert) / count(copies.len());
+            copies.iter().for_each(|&copy| loads[copy] += each);
+        }
+        loads
     }
 
     fn share(&self, worker: usize) -> f64 {
         self.loads[worker] / self.weights[worker]
     }
 
-    fn imbalance(&self) -> f64 {
-        let mean = self.loads.iter().sum::<f64>() / self.weights.iter().sum::<f64>();
-        let most = (0..self.loads.len()).map(|w| self.share(w)).fold(0.0, f64::max);
-        if mean > 0.0 { most / mean } else { 1.0 }
+    fn mean(&self) -> f64 {
+        self.loads.iter().sum::<f64>() / self.weights.iter().sum::<f64>()
     }
 
-    /// The change that leaves the most loaded worker and the one that it gives to with the smallest share.
+    fn imbalance(&self) -> f64 {
+        let most = (0..self.loads.len()).map(|w| self.share(w)).fold(0.0, f64::max);
+        if self.mean() > 0.0 { most / self.mean() } else { 1.0 }
+    }
+
+    /// The change that leaves the worker with the largest share and the one that it gives to with the smallest.
     fn best(&self) -> Option<Move> {
         let by_share = |a: &usize, b: &usize| self.share(*a).total_cmp(&self.share(*b));
         // The last of equals; any fixed choice will do.
         let giver = (0..self.loads.len()).max_by(by_share)?;
         let mut best: Option<(f64, Move)> = None;
         for (of_layer, able) in self.input.layers.iter().zip(&self.able) {
-            for expert in 0..of_layer.experts {
-                let copies = self.placement.copies(of_layer.layer, expert);
-                let heat = self.input.heat.of(of_layer.layer, expert);
-                if copies.first() != Some(&giver) || heat <= 0.0 {
+            let PlacedLayer { layer, experts, slab_bytes: bytes } = *of_layer;
+            for expert in 0..experts {
+                let copies = self.placement.copies(layer, expert);
+                let heat = self.input.heat.of(layer, expert);
+                if heat <= 0.0 || !copies.contains(&giver) {
                     continue;
                 }
-                for taker in able.iter().copied().filter(|&taker| taker != giver) {
-                    let held = copies.contains(&taker);
-                    let after = self.after(giver, taker, heat);
-                    let gain = self.share(giver) - after;
-                    // Bytes cost: a promotion is taken before a move that levels no better.
-                    let better = best.is_none_or(|(least, change)| {
-                        after < least || (after == least && held && change.bytes > 0)
-                    });
-                    // The dearest question last.
-                    if gain > self.least_gain && better && self.may(copies, of_layer, taker) {
-                        let bytes = if held { 0 } else { of_layer.slab_bytes };
-                        let (layer, from) = (of_layer.layer, Some(giver));
-                        best = Some((after, Move { layer, expert, from, to: taker, bytes, heat }));
+                // A move comes first: it takes no more memory than there was.
+                let kinds = [Some(giver), None];
+                let kinds = &kinds[..if copies.len() < self.input.copies { 2 } else { 1 }];
+                for taker in able.iter().copied().filter(|taker| !copies.contains(taker)) {
+                    for &from in kinds {
+                        let after = self.after(giver, taker, heat, copies.len(), from.is_none());
+                        let better = best.is_none_or(|(least, _)| after < least);
+                        let gain = self.share(giver) - after;
+                        // The dearest question last.
+                        if better && gain > self.least_gain && self.may(copies, from, taker, bytes)
+                        {
+                            best =
+                                Some((after, Move { layer, expert, from, to: taker, bytes, heat }));
+                        }
                     }
                 }
             }
@@ -141,36 +154,43 @@ impl<'a> Leveller<'a> {
         best.map(|(_, change)| change)
     }
 
-    /// The larger share of two workers when one gives so much heat to the other.
-    fn after(&self, giver: usize, taker: usize, heat: f64) -> f64 {
-        let given = (self.loads[giver] - heat) / self.weights[giver];
-        given.max((self.loads[taker] + heat) / self.weights[taker])
+    /// The larger share of two workers when one of `copies` copies moves from one to the other, or one more is made there.
+    fn after(&self, giver: usize, taker: usize, heat: f64, copies: usize, adds: bool) -> f64 {
+        let before = heat / count(copies);
+        let (kept, given) = if adds {
+            let each = heat / count(copies + 1);
+            (each, each)
+        } else {
+            (0.0, before)
+        };
+        let left = (self.loads[giver] - before + kept) / self.weights[giver];
+        left.max((self.loads[taker] + given) / self.weights[taker])
     }
 
-    /// Whether a worker may become the first choice of an expert in place of the present one.
-    fn may(&self, copies: &[usize], layer: &PlacedLayer, taker: usize) -> bool {
-        if copies.contains(&taker) {
-            return true;
-        }
+    /// Whether a worker may get a copy, in place of another one's or beside all.
+    fn may(&self, copies: &[usize], from: Option<usize>, taker: usize, bytes: u64) -> bool {
         let candidates = self.input.candidates;
-        let after = copies[1..].iter().copied().chain([taker]);
-        self.room[taker] >= layer.slab_bytes
-            && domains(candidates, after) >= domains(candidates, copies.iter().copied())
+        let stay = copies.iter().copied().filter(|&copy| Some(copy) != from);
+        self.room[taker] >= bytes
+            && domains(candidates, stay.chain([taker]))
+                >= domains(candidates, copies.iter().copied())
     }
 
     fn apply(&mut self, change: &Move) {
-        let Move { layer, expert, to, bytes, heat, .. } = *change;
+        let Move { layer, expert, from, to, bytes, heat } = *change;
         let copies = &mut self.placement.copies[layer as usize][expert as usize];
-        let from = copies[0];
-        if let Some(place) = copies.iter().position(|&copy| copy == to) {
-            copies.swap(0, place);
-        } else {
-            copies[0] = to;
-            self.room[to] -= bytes;
+        let before = heat / count(copies.len());
+        copies.iter().for_each(|&copy| self.loads[copy] -= before);
+        match from.and_then(|from| copies.iter().position(|&copy| copy == from)) {
+            Some(place) => copies[place] = to,
+            None => copies.push(to),
+        }
+        let after = heat / count(copies.len());
+        copies.iter().for_each(|&copy| self.loads[copy] += after);
+        self.room[to] -= bytes;
+        if let Some(from) = from {
             self.room[from] = self.room[from].saturating_add(bytes);
         }
-        self.loads[from] -= heat;
-        self.loads[to] += heat;
     }
 
     /// Adds copies where there are fewer than wanted: second ones first, hottest experts first, to the worker of another
@@ -200,14 +220,19 @@ impl<'a> Leveller<'a> {
                         spread(b).cmp(&spread(a)).then(by_share)
                     });
                 if let Some(to) = to {
-                    self.room[to] -= bytes;
-                    self.placement.copies[layer as usize][expert as usize].push(to);
-                    moves.push(Move { layer, expert, from: None, to, bytes, heat });
+                    let change = Move { layer, expert, from: None, to, bytes, heat };
+                    self.apply(&change);
+                    moves.push(change);
                 }
             }
         }
         moves
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "an expert has a handful of copies")]
+fn count(copies: usize) -> f64 {
+    copies as f64
 }
 
 /// In how many failure domains workers are.

@@ -1,5 +1,7 @@
 use super::*;
 
+mod copies;
+
 fn worker(id: impl Into<String>, weight: f64) -> Candidate {
     Candidate { id: id.into(), weight, ..Candidate::default() }
 }

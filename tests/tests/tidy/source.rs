@@ -26,6 +26,8 @@ const CORES: &[&str] = &[
     "coordinator/src/kv_cache",
     "coordinator/src/fence",
     "coordinator/src/placement",
+    "coordinator/src/membership",
+    "coordinator/src/heat",
     "coordinator/src/stop",
     "coordinator/src/detokenizer",
     "coordinator/src/tokenizer",
