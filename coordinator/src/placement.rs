@@ -159,7 +159,7 @@ impl Placement {
     fn copy_hottest(&mut self, input: &PlacementInput<'_>, mut orders: Vec<Order>) {
         let PlacementInput { layers, candidates, copies, heat } = *input;
         let slab = |layer| slab_bytes(layers, layer);
-        let mut room: Vec<u64> = (0..candidates.len())
+        let mut room: Vec<i128> = (0..candidates.len())
             .map(|worker| self.room(layers, &candidates[worker], worker))
             .collect();
         // Stable: experts of equal heat stay in their order.
@@ -167,7 +167,7 @@ impl Placement {
         orders.sort_by(|a, b| heat(b).total_cmp(&heat(a)));
         for _ in 1..copies {
             for Order { layer, expert, order } in &orders {
-                let bytes = slab(*layer);
+                let bytes = i128::from(slab(*layer));
                 let held = &mut self.copies[*layer as usize][*expert as usize];
                 let fits = |c: usize| !held.contains(&c) && room[c] >= bytes;
                 let elsewhere = |c: usize| {
@@ -183,17 +183,16 @@ impl Placement {
         }
     }
 
-    /// Bytes that a worker has left beside what it holds.
-    fn room(&self, layers: &[PlacedLayer], candidate: &Candidate, worker: usize) -> u64 {
+    /// Bytes that a worker has left beside what it holds; below 0 if it holds more than fits, and reads in turns.
+    fn room(&self, layers: &[PlacedLayer], candidate: &Candidate, worker: usize) -> i128 {
         if candidate.ram_budget_bytes == 0 {
-            return u64::MAX;
+            return i128::from(u64::MAX);
         }
         let held = self.owned_by(worker);
         let bytes = |(layer, experts): &(u32, Vec<u32>)| {
-            slab_bytes(layers, *layer).saturating_mul(experts.len() as u64)
+            i128::from(slab_bytes(layers, *layer)) * experts.len() as i128
         };
-        let held = held.iter().map(bytes).fold(0, u64::saturating_add);
-        candidate.ram_budget_bytes.saturating_sub(held)
+        i128::from(candidate.ram_budget_bytes) - held.iter().map(bytes).sum::<i128>()
     }
 
     fn slot(&mut self, layer: u32) -> &mut Vec<Vec<usize>> {

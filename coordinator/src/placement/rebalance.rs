@@ -77,7 +77,8 @@ struct Leveller<'a> {
     weights: Vec<f64>,
     /// Heat that each worker has to expect.
     loads: Vec<f64>,
-    room: Vec<u64>,
+    /// Bytes left; below 0 for workers that hold more than fits.
+    room: Vec<i128>,
     /// By index in the input's layers.
     able: Vec<Vec<usize>>,
     least_gain: f64,
@@ -171,7 +172,7 @@ impl<'a> Leveller<'a> {
     fn may(&self, copies: &[usize], from: Option<usize>, taker: usize, bytes: u64) -> bool {
         let candidates = self.input.candidates;
         let stay = copies.iter().copied().filter(|&copy| Some(copy) != from);
-        self.room[taker] >= bytes
+        self.room[taker] >= i128::from(bytes)
             && domains(candidates, stay.chain([taker]))
                 >= domains(candidates, copies.iter().copied())
     }
@@ -187,9 +188,9 @@ impl<'a> Leveller<'a> {
         }
         let after = heat / count(copies.len());
         copies.iter().for_each(|&copy| self.loads[copy] += after);
-        self.room[to] -= bytes;
+        self.room[to] -= i128::from(bytes);
         if let Some(from) = from {
-            self.room[from] = self.room[from].saturating_add(bytes);
+            self.room[from] += i128::from(bytes);
         }
     }
 
@@ -214,7 +215,7 @@ impl<'a> Leveller<'a> {
                 let to = self.able[place]
                     .iter()
                     .copied()
-                    .filter(|c| !held.contains(c) && self.room[*c] >= bytes)
+                    .filter(|c| !held.contains(c) && self.room[*c] >= i128::from(bytes))
                     .min_by(|&a, &b| {
                         let by_share = self.share(a).total_cmp(&self.share(b));
                         spread(b).cmp(&spread(a)).then(by_share)
