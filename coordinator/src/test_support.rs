@@ -211,6 +211,26 @@ impl TestWorkers {
         self
     }
 
+    /// Everything that was sent and not yet asked for.
+    pub(crate) fn take_sent(&mut self) -> Vec<(usize, ExpertWork)> {
+        self.queue.drain(..).collect()
+    }
+
+    /// A worker goes for good.
+    pub(crate) fn lose(&mut self, worker: usize) {
+        self.lost[worker] = true;
+    }
+
+    /// A worker has answered something.
+    pub(crate) fn unsuspect(&mut self, worker: usize) {
+        self.suspects[worker] = false;
+    }
+
+    /// Time passes.
+    pub(crate) fn pass(&mut self, time: Duration) {
+        self.passed += time;
+    }
+
     /// Applies every expert of the work: the sums and the single outputs.
     fn compute(&self, work: &ExpertWork) -> (Vec<i64>, Vec<f32>) {
         let mut rows = ActivationRows::new();
@@ -238,7 +258,8 @@ impl TestWorkers {
         (sums, outputs)
     }
 
-    fn answer(&self, work: &ExpertWork, outputs: bool) -> ExpertResult {
+    /// A worker's answer, in either form.
+    pub(crate) fn answer(&self, work: &ExpertWork, outputs: bool) -> ExpertResult {
         let (sums, single) = self.compute(work);
         let payload = if outputs {
             Payload::Outputs(

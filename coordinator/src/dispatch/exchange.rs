@@ -382,3 +382,6 @@ fn row_bytes(round: &LayerRound<'_>) -> usize {
     let work = values.saturating_add(round.choices.top_k() * 20);
     work.max(hidden * size_of::<i64>())
 }
+
+#[cfg(test)]
+mod tests;
