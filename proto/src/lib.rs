@@ -1,6 +1,6 @@
 //! The contract between Shimmer processes: generated messages and services.
 //!
-//! It does no arithmetic and opens no file. Start reading at `proto/shimmer/expert/v1/expert.proto` for the stream between
+//! It does no arithmetic and opens no file but certificates. Start reading at `proto/shimmer/expert/v1/expert.proto` for the stream between
 //! coordinator and worker, and at `proto/shimmer/v1/inference.proto` for the public API. [`channel`] and [`limits`] hold
 //! what both ends must set alike, [`identity`] and [`checksum`] what they check of each other.
 

@@ -3,6 +3,8 @@
 //! [`MembershipStore`] is the seam. Implementations keep themselves connected: a caller sees a [`Snapshot`] that may be old,
 //! never an error that it must retry. What the keys mean stands in [`records`].
 
+mod announcements;
+pub mod etcd;
 pub mod fixed;
 pub mod memory;
 mod model;

@@ -6,6 +6,7 @@
 pub mod client;
 pub mod cluster;
 pub mod control_group;
+pub mod etcd;
 pub mod faults;
 pub mod in_process;
 pub mod models;

@@ -10,6 +10,7 @@ mod api;
 mod clients;
 mod kernels_f64;
 mod kernels_spec;
+mod membership;
 mod memory_limit;
 mod metrics;
 mod numa;

@@ -7,7 +7,7 @@
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -15,8 +15,8 @@ use std::{
 use tokio::sync::watch;
 
 use super::{
-    Condition, MembershipStore, Outage, Snapshot, StoreError, Write, Written, check_write,
-    model::Model,
+    Condition, MembershipStore, Outage, Snapshot, StoreError, Write, Written,
+    announcements::Announcements, check_write, model::Model,
 };
 
 /// What happens to one write.
@@ -67,8 +67,7 @@ struct State {
 struct Member {
     view: watch::Sender<Snapshot>,
     announced: BTreeMap<String, String>,
-    /// Keys that it no longer announces and that may still stand.
-    withdrawn: BTreeSet<String>,
+    announcements: Announcements,
     /// The process is gone.
     dead: bool,
     /// Its lease in the store, if it has not run out there.
@@ -100,7 +99,7 @@ impl MemoryCluster {
         let member = Member {
             view: watch::Sender::new(Snapshot::default()),
             announced: BTreeMap::new(),
-            withdrawn: BTreeSet::new(),
+            announcements: Announcements::default(),
             dead: false,
             lease: None,
             cut: false,
@@ -158,13 +157,7 @@ impl MemoryCluster {
 
     /// What the store holds, whoever can see it.
     pub fn snapshot(&self) -> Snapshot {
-        let state = self.shared.lock();
-        Snapshot {
-            revision: state.model.revision(),
-            entries: state.model.entries().clone(),
-            lease: 0,
-            disconnected: None,
-        }
+        self.shared.lock().snapshot()
     }
 }
 
@@ -328,23 +321,35 @@ impl State {
     /// What a member does that reaches the store: a lease, and what it announces on it.
     fn renew(&mut self, id: u64) {
         let lease = self.lease(id);
-        let member = self.member(id);
-        let (wanted, unwanted) = (member.announced.clone(), std::mem::take(&mut member.withdrawn));
-        let held = self.model.entries();
-        let gone: Vec<Write> = unwanted
-            .into_iter()
-            .filter(|key| held.get(key).is_some_and(|entry| entry.lease == lease))
-            .map(|key| Write::Delete { key })
-            .collect();
-        let stands = |(key, value): &(String, String)| {
-            held.get(key).is_some_and(|entry| entry.lease == lease && entry.value == *value)
-        };
-        let puts = wanted
-            .into_iter()
-            .filter(|announced| !stands(announced))
-            .map(|(key, value)| Write::PutLeased { key, value });
-        let writes = gone.into_iter().chain(puts).collect();
-        self.model.apply(lease, &[], writes);
+        loop {
+            let snapshot = self.snapshot();
+            let member = self.member(id);
+            let Some(change) = member.announcements.next(&member.announced, &snapshot, lease)
+            else {
+                return;
+            };
+            let key = change.key.clone();
+            let write = match change.value.clone() {
+                Some(value) => Write::PutLeased { key, value },
+                None => Write::Delete { key },
+            };
+            let conditions: Vec<Condition> = change.condition.clone().into_iter().collect();
+            let written = self.model.apply(lease, &conditions, vec![write]);
+            let announcements = &mut self.member(id).announcements;
+            match written {
+                Written::Done(revision) => announcements.written(&change, lease, revision),
+                Written::Conflict => announcements.conflict(&change),
+            }
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            revision: self.model.revision(),
+            entries: self.model.entries().clone(),
+            lease: 0,
+            disconnected: None,
+        }
     }
 
     /// Shows every member what it can see.
@@ -404,17 +409,12 @@ impl MembershipStore for MemoryStore {
             return tracing::error!(%error, "cannot announce");
         }
         self.change(|member| {
-            member.withdrawn.remove(&key);
             member.announced.insert(key, value);
         });
     }
 
     fn withdraw(&self, key: &str) {
-        self.change(|member| {
-            if member.announced.remove(key).is_some() {
-                member.withdrawn.insert(key.to_owned());
-            }
-        });
+        self.change(|member| drop(member.announced.remove(key)));
     }
 
     async fn write(

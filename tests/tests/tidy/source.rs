@@ -33,6 +33,8 @@ const CORES: &[&str] = &[
     "coordinator/src/tokenizer",
     "proto/src/backoff",
     "proto/src/checksum",
+    "proto/src/membership/announcements",
+    "proto/src/membership/etcd/lease",
     "proto/src/membership/model",
     "worker/src/residency",
     "worker/src/placement",
