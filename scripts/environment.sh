@@ -77,6 +77,25 @@ fetch_promtool() {
   printf '%s\n' "$directory/usr/bin/promtool"
 }
 
+# fetch_etcd: prints the directory of etcd and etcdctl, from Debian's packages unpacked inside the cache: installing them
+# would start a server. Returns 1 where they are not to be had.
+fetch_etcd() {
+  if command -v etcd >/dev/null && command -v etcdctl >/dev/null; then
+    dirname "$(command -v etcd)"
+    return
+  fi
+  local directory
+  directory="$(cache_directory)/etcd"
+  if [ ! -x "$directory/usr/bin/etcd" ] || [ ! -x "$directory/usr/bin/etcdctl" ]; then
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
+    rm -rf "$directory"
+    mkdir -p "$directory"
+    (cd "$directory" && apt-get -qq download etcd-server etcd-client &&
+      for package in etcd-*.deb; do dpkg-deb -x "$package" . && rm "$package" || exit 1; done) >&2 || return 1
+  fi
+  printf '%s\n' "$directory/usr/bin"
+}
+
 # ensure_python: a Python that can make virtual environments.
 ensure_python() {
   if ! python3 -c 'import venv, ensurepip' 2>/dev/null; then

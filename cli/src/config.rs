@@ -6,6 +6,7 @@
 //! result. `validate()` then builds the run-time configuration, whose fields are parsed and cannot be wrong.
 
 mod address;
+mod cluster;
 mod environment;
 mod generate;
 mod isa;
@@ -25,6 +26,7 @@ use clap::parser::ValueSource;
 use serde::{Serialize, de::DeserializeOwned};
 
 pub use address::HostPort;
+pub use cluster::{ClusterConfig, host_name, incarnation};
 pub use environment::{EnvironmentError, check_environment};
 pub use generate::{GenerateConfig, GenerateSettings, InProcess, SamplingConfig, Target};
 pub use isa::IsaName;

@@ -1,5 +1,7 @@
 //! `shimmer worker`: serves experts until it is asked to stop.
 
+mod registration;
+
 use std::sync::Arc;
 
 use shimmer_worker::{
@@ -8,10 +10,11 @@ use shimmer_worker::{
     serve,
 };
 
+use self::registration::{Registration, while_serving};
 use super::cannot_listen;
 use crate::{
     block_on,
-    config::WorkerConfig,
+    config::{WorkerConfig, host_name},
     error::Error,
     local::{kernels, refuse_worker},
     logging,
@@ -35,6 +38,8 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
     let address =
         listener.local_addr().map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
     let id = config.id.unwrap_or_else(|| format!("{}:{}", host_name(), address.port()));
+    // Before the experts are loaded: a password that cannot be read is heard of at once.
+    let store = config.cluster.as_ref().map(|cluster| cluster.connect(&id)).transpose()?;
     let core = ExpertCore::new(
         container,
         kernels,
@@ -55,7 +60,12 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         let options =
             ServeConfig { drain_timeout: config.drain_timeout.0, ..ServeConfig::default() };
         let page = page(&core);
+        let registration = store.zip(config.cluster.as_ref()).map(|(store, cluster)| {
+            let advertised = cluster.advertised(address, &host_name()).to_string();
+            Registration::new(store, &core, advertised)
+        });
         let serving = serve(Arc::clone(&core), listener, options, shutdown.clone());
+        let serving = while_serving(registration, shutdown.clone(), serving);
         metrics::beside(serving, metrics, page, shutdown)
             .await
             .map_err(|error| Error::failed("the worker stopped", error))?;
@@ -76,11 +86,4 @@ fn page(core: &Arc<ExpertCore>) -> Page {
         registry: metrics::registry(WorkerCollector(move || WorkerReport::of(&text))),
         json: Box::new(move || serde_json::json!(WorkerReport::of(&json))),
     }
-}
-
-/// The name that this machine goes by.
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() { "worker".to_owned() } else { name.to_owned() }
 }

@@ -5,6 +5,9 @@ use std::collections::BTreeSet;
 /// Variables of the test suite and its scripts, which every process below them inherits.
 const FOR_TESTS: &str = "SHIMMER_TEST_";
 
+/// Variables that no flag has.
+const WITHOUT_FLAG: [&str; 1] = [super::cluster::PASSWORD_VARIABLE];
+
 /// A variable that no command reads.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown environment variable {variable}; the known ones are {known}")]
@@ -21,7 +24,7 @@ pub fn check_environment(
     command: &clap::Command,
     variables: impl Iterator<Item = String>,
 ) -> Result<(), EnvironmentError> {
-    let mut known = BTreeSet::new();
+    let mut known: BTreeSet<String> = WITHOUT_FLAG.map(str::to_owned).into();
     collect(command, &mut known);
     for variable in variables {
         let ours = variable.starts_with("SHIMMER_") && !variable.starts_with(FOR_TESTS);

@@ -4,17 +4,25 @@ use std::{
     net::SocketAddr,
     num::{NonZeroU32, NonZeroUsize},
     path::PathBuf,
+    sync::Arc,
 };
 
 use shimmer_kernels::Isa;
+use shimmer_proto::membership::{MembershipStore, fixed::FixedStore};
 
 use super::{
-    ByteSize, ConfigError, HostPort, IsaName, Period, Settings, settings,
+    ByteSize, ClusterConfig, ConfigError, HostPort, IsaName, Period, Settings,
+    cluster::settings_with_cluster,
+    settings,
     worker::{check_name, threads_or_all},
 };
-use crate::logging::{LogFilter, LogFormat};
+use crate::{
+    error::Error,
+    logging::{LogFilter, LogFormat},
+};
 
-settings! {
+settings_with_cluster! {
+    settings:
     /// Keys of a coordinator's config file, its variables and its flags.
     pub struct ServeSettings {
         /// Container directory, as made by `shimmer convert`
@@ -23,7 +31,7 @@ settings! {
 
         /// Workers as host:port, separated by commas; IPv6 literals in brackets
         #[arg(long, env = "SHIMMER_WORKERS", value_name = "ADDRESS,...", value_delimiter = ',')]
-        workers: Vec<HostPort>, because "required; each routed expert is owned by exactly one of them";
+        workers: Vec<HostPort>, because "required without etcd, where the members are known; either --workers or --etcd";
 
         /// Address to listen on for clients; IPv6 literals in brackets, port 0 takes a free one
         #[arg(long, env = "SHIMMER_LISTEN", value_name = "ADDRESS")]
@@ -110,7 +118,10 @@ settings! {
 #[derive(Debug, Clone)]
 pub struct ServeConfig {
     pub container: PathBuf,
+    /// Empty with a cluster.
     pub workers: Vec<HostPort>,
+    /// Absent: the workers are a list.
+    pub cluster: Option<ClusterConfig>,
     pub listen: SocketAddr,
     pub model_name: Option<String>,
     pub id: String,
@@ -141,9 +152,22 @@ impl ServeSettings {
     pub fn validate(self) -> Result<ServeConfig, ConfigError> {
         let all = self.or(Self::defaults());
         let missing = ConfigError::missing;
-        let workers = all.workers.ok_or_else(|| missing("workers"))?;
-        if workers.is_empty() {
-            return Err(missing("workers"));
+        let cluster = all.cluster()?;
+        let workers = all.workers.unwrap_or_default();
+        match (workers.is_empty(), cluster.is_some()) {
+            (false, false) | (true, true) => {}
+            (true, false) => {
+                return Err(ConfigError::invalid(
+                    "workers",
+                    "where are the workers? give --workers host:port,... or --cluster NAME --etcd URL,...",
+                ));
+            }
+            (false, true) => {
+                return Err(ConfigError::invalid(
+                    "workers",
+                    "contradicts --etcd, where the workers stand: give one of them",
+                ));
+            }
         }
         for (index, worker) in workers.iter().enumerate() {
             if workers[..index].contains(worker) {
@@ -173,6 +197,7 @@ impl ServeSettings {
         Ok(ServeConfig {
             container: all.container.ok_or_else(|| missing("container"))?,
             workers,
+            cluster,
             listen: all.listen.ok_or_else(|| missing("listen"))?,
             model_name: all.model_name,
             id,
@@ -194,5 +219,18 @@ impl ServeSettings {
             log: all.log.ok_or_else(|| missing("log"))?,
             log_format: all.log_format.ok_or_else(|| missing("log-format"))?,
         })
+    }
+}
+
+impl ServeConfig {
+    /// Where this coordinator finds its workers: the etcd, or the list that was given.
+    ///
+    /// # Errors
+    /// The thread that follows etcd cannot be started.
+    pub fn store(&self) -> Result<Arc<dyn MembershipStore>, Error> {
+        match &self.cluster {
+            Some(cluster) => cluster.connect(&self.id),
+            None => Ok(Arc::new(FixedStore::of_workers(self.workers.iter().map(|w| &w.0)))),
+        }
     }
 }

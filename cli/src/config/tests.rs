@@ -68,6 +68,7 @@ fn every_prefixed_variable_must_be_known() {
     check_environment_of("SHIMMER_TEMPRATURE", false);
     check_environment_of("SHIMMER_", false);
     check_environment_of("SHIMMER_TEST_BINARY", true);
+    check_environment_of("SHIMMER_ETCD_PASSWORD", true);
     // What Kubernetes adds for a service with our name.
     check_environment_of("SHIMMER_SERVICE_HOST", true);
     check_environment_of("SHIMMER_SERVICE_PORT_GRPC", true);
@@ -202,8 +203,22 @@ fn check_serve(change: impl FnOnce(&mut ServeSettings), refused: Option<&str>) {
 fn serve_refuses_what_cannot_run() {
     check_serve(|_| {}, None);
     check_serve(|s| s.container = None, Some("SHIMMER_CONTAINER"));
-    check_serve(|s| s.workers = None, Some("--workers"));
+    check_serve(|s| s.workers = None, Some("--workers host:port,... or --cluster NAME --etcd"));
     check_serve(|s| s.workers = Some(Vec::new()), Some("--workers"));
+    let etcd = |s: &mut ServeSettings| {
+        s.cluster = "c".parse().ok();
+        s.etcd = Some(vec!["http://e:2379".parse().unwrap()]);
+    };
+    check_serve(etcd, Some("contradicts --etcd"));
+    check_serve(
+        |s| {
+            etcd(s);
+            s.workers = None;
+        },
+        None,
+    );
+    check_file::<ServeSettings>("etcd = ['e:2379']\n", Err("write http://host:2379"));
+    check_file::<ServeSettings>("cluster = 'a/b'\n", Err("1 to 63 letters"));
     check_serve(
         |s| s.workers = Some(vec!["a:1".parse().unwrap(), "a:1".parse().unwrap()]),
         Some("twice"),

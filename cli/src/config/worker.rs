@@ -5,10 +5,14 @@ use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 use shimmer_kernels::Isa;
 use shimmer_worker::{TierOptions, memory::default_threads};
 
-use super::{ConfigError, IsaName, Period, Settings, tiers::settings_with_tiers};
+use super::{
+    ClusterConfig, ConfigError, IsaName, Period, Settings, cluster::settings_with_cluster,
+    tiers::settings_with_tiers,
+};
 use crate::logging::{LogFilter, LogFormat};
 
-settings_with_tiers! {
+settings_with_cluster! {
+    settings_with_tiers:
     /// Keys of a worker's config file, its variables and its flags.
     pub struct WorkerSettings {
         /// Container directory, as made by `shimmer convert`
@@ -75,6 +79,8 @@ pub struct WorkerConfig {
     pub profile: bool,
     /// Absent: no page.
     pub metrics_listen: Option<SocketAddr>,
+    /// Absent: coordinators know the address of this worker.
+    pub cluster: Option<ClusterConfig>,
     pub log: LogFilter,
     pub log_format: LogFormat,
 }
@@ -91,7 +97,7 @@ impl WorkerSettings {
         if let Some(id) = &all.id {
             check_name("id", id)?;
         }
-        let tiers = all.tiers()?;
+        let (tiers, cluster) = (all.tiers()?, all.cluster()?);
         Ok(WorkerConfig {
             container: all.container.ok_or_else(|| ConfigError::missing("container"))?,
             listen: all.listen.ok_or_else(|| ConfigError::missing("listen"))?,
@@ -105,6 +111,7 @@ impl WorkerSettings {
                 .ok_or_else(|| ConfigError::missing("drain-timeout"))?,
             profile: all.profile == Some(true),
             metrics_listen: all.metrics_listen,
+            cluster,
             log: all.log.ok_or_else(|| ConfigError::missing("log"))?,
             log_format: all.log_format.ok_or_else(|| ConfigError::missing("log-format"))?,
         })
