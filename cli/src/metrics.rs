@@ -3,6 +3,8 @@
 //! A scrape is one short connection: it is closed after its answer, and in any case after a few seconds, so that slow or
 //! silent clients hold nothing for long. There is a limit of open ones; more wait in the kernel's queue.
 
+mod membership;
+
 use std::{
     future::Future,
     io,
@@ -30,6 +32,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::membership::{MembershipCollector, MembershipReport};
 use crate::{commands::cannot_listen, error::Error, output};
 
 /// What a page gives to its clients.

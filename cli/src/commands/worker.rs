@@ -2,13 +2,15 @@
 
 mod registration;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
+use shimmer_proto::membership::Snapshot;
 use shimmer_worker::{
     ExpertCore, ServeConfig, WorkerConfig as CoreConfig, bind,
     metrics::{WorkerCollector, WorkerReport},
     serve,
 };
+use tokio::sync::watch;
 
 use self::registration::{Registration, while_serving};
 use super::cannot_listen;
@@ -18,7 +20,7 @@ use crate::{
     error::Error,
     local::{kernels, refuse_worker},
     logging,
-    metrics::{self, Metrics, Page},
+    metrics::{self, MembershipCollector, MembershipReport, Metrics, Page},
     output,
     profile::{Moment, Profile},
     shutdown,
@@ -59,11 +61,10 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         output::line(&format!("listening on {address}"))?;
         let options =
             ServeConfig { drain_timeout: config.drain_timeout.0, ..ServeConfig::default() };
-        let page = page(&core);
-        let registration = store.zip(config.cluster.as_ref()).map(|(store, cluster)| {
-            let advertised = cluster.advertised(address, &host_name()).to_string();
-            Registration::new(store, &core, advertised)
-        });
+        let page = page(&core, store.as_ref().map(|store| store.watch()));
+        let registration = store
+            .zip(config.cluster)
+            .map(|(store, cluster)| Registration::new(store, cluster, &core, address));
         let serving = serve(Arc::clone(&core), listener, options, shutdown.clone());
         let serving = while_serving(registration, shutdown.clone(), serving);
         metrics::beside(serving, metrics, page, shutdown)
@@ -79,11 +80,20 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
     })
 }
 
-/// What the worker counts.
-fn page(core: &Arc<ExpertCore>) -> Page {
+/// What the worker counts, and how the store stands that it is in.
+fn page(core: &Arc<ExpertCore>, view: Option<watch::Receiver<Snapshot>>) -> Page {
     let (text, json) = (Arc::clone(core), Arc::clone(core));
-    Page {
-        registry: metrics::registry(WorkerCollector(move || WorkerReport::of(&text))),
-        json: Box::new(move || serde_json::json!(WorkerReport::of(&json))),
+    let mut registry = metrics::registry(WorkerCollector(move || WorkerReport::of(&text)));
+    if let Some(view) = view.clone() {
+        registry.register_collector(Box::new(MembershipCollector(view)));
     }
+    let json = move || {
+        let mut report = serde_json::json!(WorkerReport::of(&json));
+        if let Some(view) = &view {
+            let membership = MembershipReport::of(&view.borrow(), SystemTime::now());
+            report["membership"] = serde_json::json!(membership);
+        }
+        report
+    };
+    Page { registry, json: Box::new(json) }
 }

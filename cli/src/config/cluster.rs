@@ -4,7 +4,7 @@ use std::{
     env, fmt, fs,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     iter,
-    net::{SocketAddr, ToSocketAddrs as _},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process,
     sync::Arc,
@@ -356,28 +356,29 @@ impl ClusterConfig {
         Ok(Some(EtcdUser { name: user.name.clone(), password }))
     }
 
-    /// Where others reach a process that listens on `listening`. Says so if they probably cannot.
+    /// Where others reach a process that listens on `listening`.
     pub fn advertised(&self, listening: SocketAddr, host_name: &str) -> PeerAddress {
-        let address = advertised(self.advertise.as_ref(), listening, host_name);
-        // A name may come to mean something later; it is looked up again by everybody who connects.
-        match (address.host(), address.port()).to_socket_addrs() {
-            Ok(found) if found.clone().all(|found| found.ip().is_loopback()) => {
+        advertised(self.advertise.as_ref(), listening, host_name)
+    }
+
+    /// Warns of an address that others probably cannot reach. No more than that: a name may come to mean something later,
+    /// and is looked up again by everybody who connects.
+    pub async fn warn_of(&self, address: &PeerAddress) {
+        match tokio::net::lookup_host((address.host(), address.port())).await {
+            Ok(mut found) => {
                 let local = |url: &EtcdUrl| {
                     let url = url.to_string();
-                    url.contains("//127.")
-                        || url.contains("//localhost:")
-                        || url.contains("//[::1]")
+                    ["//127.", "//localhost:", "//[::1]:"].iter().any(|host| url.contains(host))
                 };
-                if !self.endpoints.iter().all(local) {
+                if found.all(|found| found.ip().is_loopback()) && !self.endpoints.iter().all(local)
+                {
                     tracing::warn!(%address, "others are told an address that only this machine can reach: give --advertise");
                 }
             }
-            Ok(_) => {}
             Err(error) => {
                 tracing::warn!(%address, %error, "others are told an address that resolves to nothing here: give --advertise");
             }
         }
-        address
     }
 }
 

@@ -37,6 +37,11 @@ fn coordinator_text() -> String {
     })))
 }
 
+fn membership_text() -> String {
+    let view = tokio::sync::watch::Sender::default();
+    encode(&registry(MembershipCollector(view.subscribe())))
+}
+
 fn encode(registry: &Registry) -> String {
     let mut text = String::new();
     prometheus_text::encode(&mut text, registry).unwrap();
@@ -68,7 +73,12 @@ fn rows(text: &str) -> Vec<String> {
 #[test]
 fn the_document_has_every_metric() {
     let document = include_str!("../../../docs/METRICS.md");
-    for (heading, text) in [("Worker", worker_text()), ("Coordinator", coordinator_text())] {
+    let pages = [
+        ("Worker", worker_text()),
+        ("Coordinator", coordinator_text()),
+        ("Membership", membership_text()),
+    ];
+    for (heading, text) in pages {
         let section = document
             .split("\n## ")
             .find(|part| part.lines().next() == Some(heading))
@@ -82,7 +92,7 @@ fn the_document_has_every_metric() {
 /// `promtool check metrics` is what Prometheus itself says about names, units and help. ./test installs it.
 #[test]
 fn promtool_finds_nothing_to_say() {
-    for text in [worker_text(), coordinator_text()] {
+    for text in [worker_text(), coordinator_text(), membership_text()] {
         let tool = Command::new("promtool")
             .args(["check", "metrics"])
             .stdin(Stdio::piped())

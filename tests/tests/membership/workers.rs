@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use shimmer_model::{NumericClass, tiny::Preset};
-use shimmer_proto::membership::{MembershipStore, Snapshot, records::WorkerRecord};
+use shimmer_proto::membership::{Snapshot, records::WorkerRecord};
 use shimmer_tests::{
     etcd::{self, Etcd},
     models::TinyModel,

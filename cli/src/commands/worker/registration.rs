@@ -1,30 +1,46 @@
 //! A worker's entry in the membership store, for as long as it serves.
 
-use std::{future::Future, sync::Arc};
+use std::{
+    future::{self, Future},
+    net::SocketAddr,
+    sync::Arc,
+};
 
-use shimmer_proto::membership::{
-    MembershipStore,
-    records::{WORKERS, WorkerRecord},
+use shimmer_proto::{
+    address::PeerAddress,
+    membership::{
+        MembershipStore,
+        records::{WORKERS, WorkerRecord},
+    },
 };
 use shimmer_worker::ExpertCore;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{host_name, incarnation};
+use crate::config::{ClusterConfig, host_name, incarnation};
 
 /// What is told to others, and whom it is told.
 #[derive(Debug)]
 pub(super) struct Registration {
     store: Arc<dyn MembershipStore>,
+    cluster: ClusterConfig,
+    address: PeerAddress,
     key: String,
     record: WorkerRecord,
 }
 
 impl Registration {
-    pub(super) fn new(store: Arc<dyn MembershipStore>, core: &ExpertCore, address: String) -> Self {
+    /// Of a worker that listens on `listening`.
+    pub(super) fn new(
+        store: Arc<dyn MembershipStore>,
+        cluster: ClusterConfig,
+        core: &ExpertCore,
+        listening: SocketAddr,
+    ) -> Self {
         let hello = core.hello();
+        let address = cluster.advertised(listening, &host_name());
         let host = if hello.host.is_empty() { host_name() } else { hello.host };
         let record = WorkerRecord {
-            address,
+            address: address.to_string(),
             host,
             weight: hello.weight,
             ram_budget_bytes: hello.ram_budget_bytes,
@@ -33,7 +49,7 @@ impl Registration {
             incarnation: incarnation(),
             draining: false,
         };
-        Self { store, key: format!("{WORKERS}{}", hello.worker_id), record }
+        Self { store, cluster, address, key: format!("{WORKERS}{}", hello.worker_id), record }
     }
 
     fn announce(&self, draining: bool) {
@@ -57,8 +73,13 @@ pub(super) async fn while_serving<T>(
     );
     registration.announce(false);
     let mut serving = Box::pin(serving);
+    let warned = async {
+        registration.cluster.warn_of(&registration.address).await;
+        future::pending::<()>().await;
+    };
     let ended = tokio::select! {
         ended = &mut serving => ended,
+        () = warned => unreachable!("it is pending for ever"),
         () = shutdown.cancelled() => {
             registration.announce(true);
             serving.await
