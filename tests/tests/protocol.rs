@@ -1,8 +1,10 @@
 //! The expert stream between real clients and servers on loopback: what is refused, what is counted, what survives.
 
 mod bench;
+mod drain;
 mod faults;
 mod frames;
+mod generations;
 mod hello;
 mod meddler;
 mod raw;

@@ -35,31 +35,14 @@ pub(crate) fn refusal(
     WorkerError { code: code.into(), detail: detail.into(), fence, ..WorkerError::default() }
 }
 
-/// What a session accepts now.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Expected<'a> {
-    pub(crate) epoch: u64,
-    pub(crate) generation: u64,
-    /// By layer and expert.
-    pub(crate) owned: &'a [Vec<bool>],
-}
-
-/// Checks work against the assignment of its session. The checksum has been checked before.
+/// Checks work against what the assignment that admits it owns, by layer and expert. The checksum has been checked before.
 pub(crate) fn check(
     core: &ExpertCore,
-    expected: Expected<'_>,
+    owned: &[Vec<bool>],
     work: &ExpertWork,
 ) -> Result<Checked, WorkerError> {
     let malformed = |detail: String| refusal(ErrorCode::Malformed, work.fence, detail);
     let fence = work.fence.ok_or_else(|| malformed("the work has no fence".to_owned()))?;
-    if (fence.epoch, fence.generation) != (expected.epoch, expected.generation) {
-        let Expected { epoch, generation, .. } = expected;
-        let detail = format!(
-            "work of epoch {}, generation {}; this session is at epoch {epoch}, generation {generation}",
-            fence.epoch, fence.generation
-        );
-        return Err(refusal(ErrorCode::StaleFence, work.fence, detail));
-    }
     let shape = core
         .layer(fence.layer)
         .ok_or_else(|| malformed(format!("layer {} has no routed experts", fence.layer)))?;
@@ -81,7 +64,7 @@ pub(crate) fn check(
         )));
     }
     let pairs = check_items(core, work, rows, &malformed)?;
-    check_owned(expected.owned, work, fence, shape)?;
+    check_owned(owned, work, fence, shape)?;
     Ok(Checked { fence, shape, rows, pairs })
 }
 
@@ -94,11 +77,11 @@ pub(crate) enum HintDrop {
     NotOwned,
 }
 
-/// Checks a hint against the assignment of its session, if there is one. Its length comes first, so that nothing is paid
+/// Checks a hint against what the assignment that admits it owns, if there is one. Its length comes first, so that nothing is paid
 /// for a hint that is too long.
 pub(crate) fn check_hint(
     core: &ExpertCore,
-    expected: Option<Expected<'_>>,
+    owned: Option<&[Vec<bool>]>,
     hint: &PrefetchHint,
 ) -> Result<(), HintDrop> {
     if !(1..=limits::MAX_HINT_EXPERTS).contains(&hint.experts.len()) {
@@ -106,10 +89,7 @@ pub(crate) fn check_hint(
     }
     checksum::verify_hint(hint).map_err(|_| HintDrop::Corrupt)?;
     let fence = hint.fence.ok_or(HintDrop::Malformed)?;
-    let Expected { epoch, generation, owned } = expected.ok_or(HintDrop::Stale)?;
-    if (fence.epoch, fence.generation) != (epoch, generation) {
-        return Err(HintDrop::Stale);
-    }
+    let owned = owned.ok_or(HintDrop::Stale)?;
     let shape = core.layer(hint.layer).ok_or(HintDrop::Malformed)?;
     if hint.layer <= fence.layer || hint.experts.iter().any(|&expert| expert >= shape.experts) {
         return Err(HintDrop::Malformed);

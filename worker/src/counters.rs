@@ -73,6 +73,14 @@ counters! {
     hints_not_owned,
     /// Assignments that could not be loaded.
     loads_failed,
+    /// Experts of other workers that this one stands in for, each time that it was asked to.
+    experts_adopted,
+    /// Requests to stand in that named something this worker cannot have.
+    adopts_refused,
+    /// Assignments that a coordinator has given back because a later one is in force.
+    assignments_released,
+    /// 1 once the worker was asked to stop.
+    draining,
     /// Work answered with a result.
     work_done,
     /// (row, expert) pairs computed.

@@ -1,6 +1,9 @@
 //! What a worker is: a container, kernels, threads, and the store that holds its experts. Shared by all connections.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use shimmer_kernels::{ActivationFormat, ExpertLayout, ExpertScratch, Kernels, MATH_ID};
 use shimmer_model::Container;
@@ -9,6 +12,7 @@ use shimmer_proto::{
     expert::v1::{self, Identity, Limits, WorkerHello},
     limits,
 };
+use tokio::sync::watch;
 
 use crate::{
     budget::{Budget, RamBudget, STEP_ROWS},
@@ -29,6 +33,9 @@ use crate::{
 pub struct WorkerConfig {
     /// Name in the cluster; part of the placement, so it must survive restarts.
     pub id: String,
+    /// What fails as one with this worker, usually the machine: copies of an expert go to different ones. Empty if that is
+    /// not known.
+    pub host: String,
     /// Relative capacity. Experts are shared out in proportion.
     pub weight: f64,
     /// Where experts live.
@@ -57,6 +64,7 @@ pub struct ExpertCore {
     max_rows: u32,
     format: ActivationFormat,
     counters: Arc<Counters>,
+    draining: AtomicBool,
     scratch: Mutex<Vec<ExpertScratch>>,
     pub(crate) sums: Arc<Buffers<i64>>,
     pub(crate) outputs: Arc<Buffers<f32>>,
@@ -119,6 +127,13 @@ impl ExpertCore {
                 "expected 1 to 64 printable ASCII characters without spaces",
             ));
         }
+        if config.host.len() > 255 || !config.host.chars().all(|c| c.is_ascii_graphic()) {
+            return Err(setting(
+                "host",
+                &config.host,
+                "expected up to 255 printable ASCII characters without spaces",
+            ));
+        }
         if !(config.weight > 0.0 && config.weight.is_finite()) {
             return Err(setting("weight", &config.weight, "expected a number above 0"));
         }
@@ -167,6 +182,7 @@ impl ExpertCore {
             store,
             layers,
             counters: Arc::default(),
+            draining: AtomicBool::new(false),
             scratch: Mutex::default(),
             sums: Buffers::new(),
             outputs: Buffers::new(),
@@ -197,8 +213,8 @@ impl ExpertCore {
     /// The first message to every coordinator.
     pub fn hello(&self) -> WorkerHello {
         WorkerHello {
-            host: String::new(),
-            draining: false,
+            host: self.config.host.clone(),
+            draining: self.draining.load(Relaxed),
             identity: Some(self.identity()),
             limits: Some(Limits { max_rows: self.max_rows, ..limits::announced() }),
             worker_id: self.config.id.clone(),
@@ -208,6 +224,12 @@ impl ExpertCore {
             threads: u32::try_from(self.pool.current_num_threads()).unwrap_or(u32::MAX),
             absent_layers: self.container.absent_layers(),
         }
+    }
+
+    /// Says in every hello from now on that this worker is about to leave.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Relaxed);
+        self.counters.draining.store(1, Relaxed);
     }
 
     /// Most rows of one work.
@@ -240,6 +262,11 @@ impl ExpertCore {
 
     /// Whether hints are worth sending.
     pub fn wants_hints(&self) -> bool {
+        *self.store.wants_hints().borrow()
+    }
+
+    /// As [`Self::wants_hints`], for who wants to know when that changes.
+    pub(crate) fn watch_hints(&self) -> watch::Receiver<bool> {
         self.store.wants_hints()
     }
 

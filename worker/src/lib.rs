@@ -11,6 +11,7 @@ mod compute;
 pub mod counters;
 mod error;
 pub mod expert_core;
+pub mod generations;
 pub mod guard;
 pub mod history;
 pub mod io;

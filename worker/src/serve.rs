@@ -6,6 +6,8 @@
 
 mod apart;
 mod connection;
+mod drain;
+mod loads;
 mod room;
 mod stream;
 mod watched;
@@ -29,6 +31,7 @@ use tonic_health::{
 };
 
 use crate::{counters::Counters, error::Error, expert_core::ExpertCore};
+use drain::{Drain, Seats};
 use room::WorkRoom;
 
 /// Limits and deadlines of the shell.
@@ -38,7 +41,9 @@ pub struct ServeConfig {
     pub max_connections: usize,
     /// A new connection must make a call, and a new stream send its hello, within this time.
     pub hello_timeout: Duration,
-    /// At shutdown, streams have this long to finish the work they are at.
+    /// Coordinators that have a stream at the same time; the hello of more is refused.
+    pub max_coordinators: usize,
+    /// At shutdown, coordinators have this long to end their streams.
     pub drain_timeout: Duration,
 }
 
@@ -48,6 +53,7 @@ impl Default for ServeConfig {
             // One per coordinator, and room for health checks.
             max_connections: 256,
             hello_timeout: Duration::from_secs(10),
+            max_coordinators: 64,
             drain_timeout: Duration::from_secs(10),
         }
     }
@@ -72,7 +78,8 @@ fn no_ipv6(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(libc::EAFNOSUPPORT)
 }
 
-/// Serves until `shutdown` is cancelled, then waits for the work in progress. No fault of a peer ends it.
+/// Serves until `shutdown` is cancelled, and then until no coordinator has a stream any more, or the drain time is over. No
+/// fault of a peer ends it.
 pub async fn serve(
     core: Arc<ExpertCore>,
     listener: StdListener,
@@ -88,48 +95,62 @@ pub async fn serve(
     let health_service = HealthServer::new(HealthService::from_health_reporter(health.clone()));
     health.set_serving::<ExpertServiceServer<NameOnly>>().await;
     let room = Arc::new(WorkRoom::of(&core));
-    let shared = connection::Shared { core, room, config, shutdown, health: health_service };
+    let (drain, seats) = (Arc::new(Drain::default()), Seats::new(config.max_coordinators));
+    let shared = connection::Shared { core, room, config, drain, seats, health: health_service };
     // Every connection thread holds a clone of `open`; the channel ends when the last one has.
     let (open, mut ended) = mpsc::channel::<()>(1);
-    let mut serial = 0u64;
-    while let Some((socket, peer)) = accept(&listener, &shared).await {
-        let counters = shared.core.counters();
-        Counters::bump(&counters.connections);
-        if open.strong_count() > shared.config.max_connections {
-            Counters::bump(&counters.connections_refused);
-            tracing::warn!(%peer, limit = shared.config.max_connections, "too many connections; closing the newest");
-            continue;
-        }
-        serial += 1;
-        spawn(serial, socket, peer, &shared, open.clone());
+    let accepting = accept_all(&listener, &shared, open);
+    tokio::select! {
+        () = accepting => {}
+        () = drained(&shared, &health, &shutdown) => {}
     }
-    tracing::info!("draining");
-    drop((listener, open));
-    health.set_not_serving::<ExpertServiceServer<NameOnly>>().await;
-    // Each connection keeps the drain time itself; a computation may end a little later.
-    let patience = shared.config.drain_timeout + Duration::from_secs(1);
+    shared.drain.end();
+    drop(listener);
+    // Each connection keeps its time itself; a computation may end a little later.
+    let patience = connection::LAST_WORK * 2;
     if tokio::time::timeout(patience, ended.recv()).await.is_err() {
         tracing::warn!("connections did not end within the drain time");
     }
     Ok(())
 }
 
-/// The next connection; none at shutdown. A failing accept is a shortage that passes, never the end.
-async fn accept(
-    listener: &TcpListener,
+/// Waits until this worker is asked to stop, says so, and waits until it may.
+async fn drained(
     shared: &connection::Shared,
-) -> Option<(TcpStream, SocketAddr)> {
-    loop {
-        tokio::select! {
-            () = shared.shutdown.cancelled() => return None,
-            accepted = listener.accept() => match accepted {
-                Ok(connection) => return Some(connection),
+    health: &HealthReporter,
+    shutdown: &CancellationToken,
+) {
+    shutdown.cancelled().await;
+    let time = shared.config.drain_timeout;
+    tracing::info!(seconds = time.as_secs_f64(), "draining");
+    shared.core.drain();
+    shared.drain.begin(time);
+    health.set_not_serving::<ExpertServiceServer<NameOnly>>().await;
+    if tokio::time::timeout(time, shared.seats.empty()).await.is_err() {
+        tracing::warn!("coordinators still have streams at the end of the drain time");
+    }
+}
+
+/// Gives each connection a thread. A failing accept is a shortage that passes, never the end.
+async fn accept_all(listener: &TcpListener, shared: &connection::Shared, open: mpsc::Sender<()>) {
+    let counters = shared.core.counters();
+    for serial in 1u64.. {
+        let (socket, peer) = loop {
+            match listener.accept().await {
+                Ok(connection) => break connection,
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
-            },
+            }
+        };
+        Counters::bump(&counters.connections);
+        if open.strong_count() > shared.config.max_connections {
+            Counters::bump(&counters.connections_refused);
+            tracing::warn!(%peer, limit = shared.config.max_connections, "too many connections; closing the newest");
+            continue;
         }
+        spawn(serial, socket, peer, shared, open.clone());
     }
 }
 

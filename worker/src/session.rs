@@ -11,46 +11,34 @@ use shimmer_model::self_test;
 use shimmer_proto::{
     checksum,
     expert::v1::{
-        Assign, CoordinatorHello, ErrorCode, ExpertResult, ExpertWork, LayerExperts, PrefetchHint,
-        Ready, SelfTestResult, WorkerError,
+        Adopt, Assign, CoordinatorHello, ErrorCode, ExpertResult, ExpertWork, PrefetchHint, Ready,
+        Release, SelfTestResult, WorkerError,
     },
     identity::{self, shown},
 };
 
+use self::assignment::{Adopted, Assignment, wanted};
+pub use self::assignment::{Loaded, Loading};
 use crate::{
-    check::{self, Checked, Expected, HintDrop, refusal},
+    check::{self, Checked, HintDrop, refusal},
     compute::{self, Workspace},
     counters::Counters,
     expert_core::ExpertCore,
-    store::{Claim, LoadProgress, Round, WantedLayer},
+    generations::{Generations, Stamp},
+    store::{LoadProgress, Round},
 };
 
 /// One coordinator's view of a worker.
 #[derive(Debug)]
 pub struct ExpertSession {
     core: Arc<ExpertCore>,
-    assignment: Option<Assignment>,
+    assignments: Generations<Assignment>,
     space: Workspace,
-}
-
-#[derive(Debug)]
-struct Assignment {
-    epoch: u64,
-    generation: u64,
-    /// By layer and expert.
-    owned: Vec<Vec<bool>>,
-    _claim: Box<dyn Claim>,
-}
-
-impl Assignment {
-    fn expected(&self) -> Expected<'_> {
-        Expected { epoch: self.epoch, generation: self.generation, owned: &self.owned }
-    }
 }
 
 impl ExpertSession {
     pub(crate) fn new(core: Arc<ExpertCore>) -> Self {
-        Self { core, assignment: None, space: Workspace::default() }
+        Self { core, assignments: Generations::default(), space: Workspace::default() }
     }
 
     /// The worker that this session belongs to.
@@ -69,70 +57,82 @@ impl ExpertSession {
         })
     }
 
-    /// Loads the experts of an assignment, which replaces the previous one of this session. Takes as long as the disk
-    /// takes. After an error the session has no assignment.
+    /// Loads the experts of an assignment and waits for them, which takes as long as the disk takes. Earlier assignments
+    /// stay in force as far as [`crate::generations`] says. After an error this one is not held.
     pub fn assign(
         &mut self,
         assign: &Assign,
         progress: &dyn LoadProgress,
     ) -> Result<Ready, WorkerError> {
-        let loaded = self.load(assign, progress);
-        if loaded.is_err() {
+        let loaded = self.begin_assign(assign)?.run(progress);
+        self.loaded(loaded).expect("nothing gives it up while it is loaded here")
+    }
+
+    /// As [`Self::assign`], but somebody else loads: work, hints and self-tests go on meanwhile. What has to go for this
+    /// assignment is gone when this returns.
+    pub fn begin_assign(&mut self, assign: &Assign) -> Result<Loading, WorkerError> {
+        let wanted = wanted(&self.core, &assign.layers).inspect_err(|_| {
             Counters::bump(&self.core.counters().loads_failed);
-        }
-        loaded
-    }
-
-    fn load(&mut self, assign: &Assign, progress: &dyn LoadProgress) -> Result<Ready, WorkerError> {
-        // The experts stay in memory, but no longer keep the room from the new assignment.
-        self.assignment = None;
-        let wanted = self.wanted(&assign.layers)?;
-        let claim = self.core.store().claim(&wanted, progress).map_err(|error| {
-            let detail = format!("worker {}: {error}", self.core.id());
-            WorkerError { expert: error.expert(), ..refusal(ErrorCode::Load, None, detail) }
         })?;
-        let mut owned = vec![Vec::new(); self.core.layer_count()];
-        let (mut experts, mut bytes) = (0, 0);
-        for WantedLayer { layer, experts: of_layer } in &wanted {
-            let shape = self.core.layer(*layer).expect("a claimed layer has experts");
-            let mut flags = vec![false; shape.experts as usize];
-            for &expert in of_layer {
-                flags[expert as usize] = true;
-                experts += 1;
-                bytes += shape.layout.slab_bytes() as u64;
-            }
-            owned[*layer as usize] = flags;
-        }
-        let Assign { epoch, generation, .. } = *assign;
-        self.assignment = Some(Assignment { epoch, generation, owned, _claim: claim });
-        let wants_hints = self.core.store().wants_hints();
-        Ok(Ready { epoch, generation, experts, bytes, wants_hints })
+        let stamp = Stamp::new(assign.epoch, assign.generation);
+        // Its experts stay in memory, but no longer keep the room from the new assignment.
+        let (number, gone) = self.assignments.begin(stamp);
+        drop(gone);
+        Ok(Loading { core: Arc::clone(&self.core), number, stamp, wanted })
     }
 
-    fn wanted(&self, layers: &[LayerExperts]) -> Result<Vec<WantedLayer>, WorkerError> {
-        let malformed = |detail: String| refusal(ErrorCode::Malformed, None, detail);
-        let mut wanted: Vec<WantedLayer> =
-            Vec::with_capacity(layers.len().min(self.core.layer_count()));
-        for LayerExperts { layer, experts } in layers {
-            let layer = *layer;
-            let shape = self.core.layer(layer);
-            let shape =
-                shape.ok_or_else(|| malformed(format!("layer {layer} has no routed experts")))?;
-            if wanted.last().is_some_and(|last| last.layer >= layer) {
-                return Err(malformed("the layers of an assignment are not ascending".to_owned()));
+    /// Whether an assignment is held, ready or not: what is not held any more need not be loaded.
+    pub fn holds(&self, number: u64) -> bool {
+        self.assignments.holds(number)
+    }
+
+    /// A load died. Whether its assignment was still held.
+    pub fn aborted(&mut self, number: u64) -> bool {
+        self.assignments.failed(number)
+    }
+
+    /// Takes the end of a load. None if the assignment was given up meanwhile.
+    pub fn loaded(&mut self, loaded: Loaded) -> Option<Result<Ready, WorkerError>> {
+        let Loaded { number, outcome } = loaded;
+        match outcome {
+            Ok(assignment) => {
+                let ready = assignment.ready(self.core.wants_hints());
+                self.assignments.ready(number, assignment).is_ok().then_some(Ok(ready))
             }
-            if !experts.is_sorted_by(|a, b| a < b) {
-                return Err(malformed(format!("the experts of layer {layer} are not ascending")));
-            }
-            if let Some(&last) = experts.last().filter(|&&last| last >= shape.experts) {
-                return Err(malformed(format!(
-                    "expert {last} of layer {layer}, which has {}",
-                    shape.experts
-                )));
-            }
-            wanted.push(WantedLayer { layer, experts: experts.clone() });
+            Err(error) => self.assignments.failed(number).then(|| {
+                Counters::bump(&self.core.counters().loads_failed);
+                Err(error)
+            }),
         }
-        Ok(wanted)
+    }
+
+    /// Adds experts to an assignment in force, to be read when work wants them. What cannot be added is left out, and the
+    /// work that wants it is refused.
+    pub fn adopt(&mut self, adopt: &Adopt) {
+        let counters = self.core.counters();
+        let stamp = Stamp::new(adopt.epoch, adopt.generation);
+        let wanted = wanted(&self.core, &adopt.layers).ok();
+        let adopting = wanted.zip(self.assignments.admitting_mut(stamp));
+        let complete = adopting.is_some_and(|(wanted, assignment)| {
+            let Adopted { experts, complete } = assignment.adopt(&self.core, &wanted);
+            Counters::add(&counters.experts_adopted, experts);
+            complete
+        });
+        if !complete {
+            Counters::bump(&counters.adopts_refused);
+        }
+    }
+
+    /// Ends all assignments before this generation, with what they adopted.
+    pub fn release(&mut self, release: &Release) {
+        let first = Stamp::new(release.epoch, release.generation);
+        let released = self.assignments.release(first);
+        Counters::add(&self.core.counters().assignments_released, released.len() as u64);
+    }
+
+    /// What to tell a coordinator that has to know whether hints are worth sending: the newest assignment that is ready.
+    pub fn in_force(&self) -> Option<Ready> {
+        Some(self.assignments.all().next_back()?.ready(self.core.wants_hints()))
     }
 
     /// Applies an assigned expert to the fixed row and returns the digest of its output.
@@ -141,11 +141,7 @@ impl ExpertSession {
             expert: Some(expert),
             ..refusal(code, None, detail)
         };
-        let owned = self
-            .assignment
-            .as_ref()
-            .and_then(|a| a.owned.get(layer as usize)?.get(expert as usize).copied());
-        if owned != Some(true) {
+        if !self.assignments.all().any(|assignment| assignment.owns(layer, expert)) {
             let detail = format!("expert {expert} of layer {layer} is not assigned to this worker");
             return Err(refused(ErrorCode::NotOwned, detail));
         }
@@ -193,7 +189,9 @@ impl ExpertSession {
     }
 
     fn check_hint(&self, hint: &PrefetchHint) -> Result<(), HintDrop> {
-        check::check_hint(&self.core, self.assignment.as_ref().map(Assignment::expected), hint)
+        let stamp = hint.fence.as_ref().map(|fence| Stamp::new(fence.epoch, fence.generation));
+        let assignment = stamp.and_then(|stamp| self.assignments.admitting(stamp));
+        check::check_hint(&self.core, assignment.map(Assignment::owned), hint)
     }
 
     /// Estimated time of work on one thread, microseconds.
@@ -283,10 +281,8 @@ impl ExpertSession {
     fn prepare(&mut self, work: &ExpertWork) -> Result<Checked, WorkerError> {
         checksum::verify_work(work)
             .map_err(|error| refusal(ErrorCode::Checksum, work.fence, error.to_string()))?;
-        let assignment = self.assignment.as_ref().ok_or_else(|| {
-            refusal(ErrorCode::Protocol, work.fence, "work before an assignment has become ready")
-        })?;
-        let checked = check::check(&self.core, assignment.expected(), work)?;
+        let assignment = self.assignment_of(work)?;
+        let checked = check::check(&self.core, assignment.owned(), work)?;
         let (core, space) = (&*self.core, &mut self.space);
         let malformed = |detail: String| refusal(ErrorCode::Malformed, work.fence, detail);
         space
@@ -294,6 +290,25 @@ impl ExpertSession {
             .read_wire(core.format(), checked.rows, core.hidden(), &work.rows)
             .map_err(|error| malformed(error.to_string()))?;
         Ok(checked)
+    }
+
+    /// The assignment that admits work.
+    fn assignment_of(&self, work: &ExpertWork) -> Result<&Assignment, WorkerError> {
+        let fence = work
+            .fence
+            .ok_or_else(|| refusal(ErrorCode::Malformed, None, "the work has no fence"))?;
+        let stamp = Stamp::new(fence.epoch, fence.generation);
+        if let Some(assignment) = self.assignments.admitting(stamp) {
+            return Ok(assignment);
+        }
+        let held: Vec<String> = self.assignments.stamps().map(|stamp| stamp.to_string()).collect();
+        Err(if held.is_empty() {
+            let detail = "work before an assignment has become ready";
+            refusal(ErrorCode::Protocol, work.fence, detail)
+        } else {
+            let detail = format!("work of {stamp}; this session is at {}", held.join(" and "));
+            refusal(ErrorCode::StaleFence, work.fence, detail)
+        })
     }
 
     fn answer(
@@ -324,5 +339,6 @@ fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
 
+mod assignment;
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,8 @@ mod upkeep;
 
 use std::fmt;
 
+use tokio::sync::watch;
+
 pub use error::StoreError;
 pub use lease::Lease;
 pub use tiered::{OpenReader, TierSetup, TieredStore};
@@ -73,6 +75,10 @@ pub trait ExpertStore: Send + Sync + fmt::Debug {
         progress: &dyn LoadProgress,
     ) -> Result<Box<dyn Claim>, StoreError>;
 
+    /// Makes experts available that are read when they are wanted, and keeps them so while the claim lives. Waits for
+    /// nobody, reads nothing and takes no memory that others count on. After an error there is no claim.
+    fn adopt(&self, wanted: &WantedLayer) -> Result<Box<dyn Claim>, StoreError>;
+
     /// Begins work on claimed experts of a layer, each named once. Reads of what is not there begin at once, as far as
     /// there is room.
     ///
@@ -86,8 +92,9 @@ pub trait ExpertStore: Send + Sync + fmt::Debug {
     /// Whether all these experts are in memory now; those that the layer does not have count as if.
     fn is_ready(&self, layer: u32, experts: &[u32]) -> bool;
 
-    /// Whether somebody reads ahead, so that hints are worth sending.
-    fn wants_hints(&self) -> bool;
+    /// Whether somebody reads ahead, so that hints are worth sending. It may change with every claim that is made or
+    /// dropped.
+    fn wants_hints(&self) -> watch::Receiver<bool>;
 
     /// Takes note of claimed experts that a later layer will probably need, most likely first. Returns at once and changes
     /// nothing that can be seen but speed.

@@ -11,6 +11,7 @@ use shimmer_worker::{
     serve,
 };
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use self::registration::{Registration, while_serving};
 use super::cannot_listen;
@@ -47,6 +48,7 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         kernels,
         CoreConfig {
             id: id.clone(),
+            host: config.host_label.unwrap_or_else(host_name),
             weight: config.weight,
             tiers: config.tiers,
             threads: config.threads,
@@ -66,8 +68,9 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
             .zip(config.cluster)
             .map(|(store, cluster)| Registration::new(store, cluster, &core, address));
         let serving = serve(Arc::clone(&core), listener, options, shutdown.clone());
-        let serving = while_serving(registration, shutdown.clone(), serving);
-        metrics::beside(serving, metrics, page, shutdown)
+        let serving = while_serving(registration, shutdown, serving);
+        // The page shows how the worker drains.
+        metrics::beside(serving, metrics, page, CancellationToken::new())
             .await
             .map_err(|error| Error::failed("the worker stopped", error))?;
         // A connection that does not end keeps the worker, but not what it has learned.

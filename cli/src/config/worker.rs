@@ -28,6 +28,11 @@ settings_with_cluster! {
         #[arg(long, env = "SHIMMER_ID", value_name = "NAME")]
         id: String, because "without it the name is made from the host name and the port";
 
+        /// What fails as one with this worker: copies of an expert go to workers with different labels where there are any
+        #[arg(long, env = "SHIMMER_HOST_LABEL", value_name = "NAME")]
+        host_label: String,
+            because "without it the machine's host name: a pod has its own, so name the node, or the rack or zone whose loss is to be survived";
+
         /// Relative capacity: a worker of weight 3 owns about three times the experts of one of weight 1
         #[arg(long, env = "SHIMMER_WEIGHT", value_name = "NUMBER", allow_negative_numbers = true)]
         weight: f64 = 1.0, because "1 is an ordinary worker; only ratios between workers matter";
@@ -40,9 +45,9 @@ settings_with_cluster! {
         #[arg(long, env = "SHIMMER_ISA", value_name = "ISA")]
         isa: IsaName, because "without it the best one of this CPU";
 
-        /// Time that running work gets after SIGTERM
+        /// Time that coordinators get after SIGTERM to let this worker go; its work is answered until then
         #[arg(long, env = "SHIMMER_DRAIN_TIMEOUT", value_name = "TIME")]
-        drain_timeout: Period = Period::seconds(10), because "a step takes milliseconds; Kubernetes kills after 30s";
+        drain_timeout: Period = Period::seconds(25), because "coordinators give its experts to others meanwhile, and it ends earlier once they have; Kubernetes kills after 30s";
 
         /// Shows on standard error when the worker ends where experts were and what bringing them cost
         #[arg(long, env = "SHIMMER_PROFILE", value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -71,6 +76,8 @@ pub struct WorkerConfig {
     pub listen: SocketAddr,
     /// Absent: made from the host name and the port.
     pub id: Option<String>,
+    /// Absent: the host name.
+    pub host_label: Option<String>,
     pub weight: f64,
     pub tiers: TierOptions,
     pub threads: usize,
@@ -98,10 +105,14 @@ impl WorkerSettings {
             check_name("id", id)?;
         }
         let (tiers, cluster) = (all.tiers()?, all.cluster()?);
+        if let Some(label) = &all.host_label {
+            check_name("host-label", label)?;
+        }
         Ok(WorkerConfig {
             container: all.container.ok_or_else(|| ConfigError::missing("container"))?,
             listen: all.listen.ok_or_else(|| ConfigError::missing("listen"))?,
             id: all.id,
+            host_label: all.host_label,
             weight,
             tiers,
             threads: threads_or_all(all.threads)?,

@@ -90,6 +90,7 @@ impl LocalTransport {
         for PlannedWorker { id, weight, budget, .. } in workers {
             let config = WorkerConfig {
                 id,
+                host: String::new(),
                 weight,
                 tiers: tiers.clone(),
                 threads,

@@ -65,6 +65,7 @@ fn micros(time: Duration) -> u64 {
 fn core(container: &Arc<Container>, id: &str) -> Result<Arc<ExpertCore>> {
     let config = WorkerConfig {
         id: id.to_owned(),
+        host: String::new(),
         weight: 1.0,
         tiers: TierOptions::default(),
         threads: 1,

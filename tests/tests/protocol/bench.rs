@@ -16,8 +16,12 @@ use shimmer_model::{
     Container, ConvertOptions, NumericClass, convert,
     tiny::{self, Preset, TinyOptions},
 };
-use shimmer_proto::expert::v1::{
-    ActivationFormat, Assign, ExpertResult, ExpertWork, Fence, LayerExperts, expert_result::Payload,
+use shimmer_proto::{
+    channel,
+    expert::v1::{
+        ActivationFormat, Assign, ExpertResult, ExpertWork, Fence, LayerExperts,
+        expert_result::Payload,
+    },
 };
 use shimmer_tests::wait::wait_until;
 use shimmer_worker::{
@@ -25,6 +29,9 @@ use shimmer_worker::{
 };
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
 
 /// For anything that a loaded machine does in a moment.
 pub(super) const SOON: Duration = Duration::from_secs(30);
@@ -51,10 +58,25 @@ pub(super) fn make_container(dir: &std::path::Path, preset: Preset) -> PathBuf {
 
 /// A worker's core over a container.
 pub(super) fn core(container: Arc<Container>, id: &str, weight: f64) -> Arc<ExpertCore> {
+    core_with(container, id, weight, TierOptions::default())
+}
+
+/// A worker's core that holds its experts in another way.
+pub(super) fn tiered_core(id: &str, tiers: TierOptions) -> Arc<ExpertCore> {
+    core_with(container(), id, 1.0, tiers)
+}
+
+fn core_with(
+    container: Arc<Container>,
+    id: &str,
+    weight: f64,
+    tiers: TierOptions,
+) -> Arc<ExpertCore> {
     let config = WorkerConfig {
         id: id.to_owned(),
+        host: String::new(),
         weight,
-        tiers: TierOptions::default(),
+        tiers,
         threads: 1,
         pool: None,
         build: "test".to_owned(),
@@ -92,6 +114,24 @@ impl WorkerServer {
         self.core.counters()
     }
 
+    /// Asks the server to stop, as SIGTERM does.
+    pub(super) fn stop(&self) {
+        self.shutdown.cancel();
+    }
+
+    /// Whether it has.
+    pub(super) fn ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits until it has. The time that took.
+    pub(super) fn wait_for_end(&mut self) -> Duration {
+        let begun = Instant::now();
+        wait_until("the server to end", SOON, || self.ended());
+        self.thread.take().unwrap().join().unwrap();
+        begun.elapsed()
+    }
+
     pub(super) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
@@ -104,6 +144,18 @@ impl Drop for WorkerServer {
             thread.join().unwrap();
         }
     }
+}
+
+/// Whether a server's health check says that it serves.
+pub(super) fn is_healthy(server: &WorkerServer) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let endpoint = channel::endpoint(&server.address().parse().unwrap()).unwrap();
+        let mut client = HealthClient::new(endpoint.connect().await.unwrap());
+        let service = "shimmer.expert.v1.ExpertService".to_owned();
+        let answer = client.check(HealthCheckRequest { service }).await.unwrap().into_inner();
+        answer.status() == ServingStatus::Serving
+    })
 }
 
 /// Links with short waits, so that tests do not.

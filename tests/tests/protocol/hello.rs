@@ -126,6 +126,7 @@ fn a_budget_that_is_too_small_is_named() {
     let core = {
         let config = shimmer_worker::WorkerConfig {
             id: "small".to_owned(),
+            host: String::new(),
             weight: 1.0,
             tiers: TierOptions { ram: RamSetting::Bytes(4096), ..TierOptions::default() },
             threads: 1,

@@ -98,6 +98,30 @@ pub(super) const FAMILIES: &[Family] = &[
         "",
         &[("", "loads_failed")],
     ),
+    counter(
+        "shimmer_worker_assignments_released",
+        "Assignments that a coordinator gave back because a later one is in force.",
+        "",
+        &[("", "assignments_released")],
+    ),
+    counter(
+        "shimmer_worker_experts_adopted",
+        "Experts of other workers that this one stands in for, each time that it was asked to.",
+        "",
+        &[("", "experts_adopted")],
+    ),
+    counter(
+        "shimmer_worker_adopts_refused",
+        "Requests to stand in that named something this worker cannot have.",
+        "",
+        &[("", "adopts_refused")],
+    ),
+    gauge(
+        "shimmer_worker_draining",
+        "1 once the worker was asked to stop.",
+        "",
+        &[("", "draining")],
+    ),
     counter("shimmer_worker_work", "Work answered with a result.", "", &[("", "work_done")]),
     counter(
         "shimmer_worker_expert_rows",

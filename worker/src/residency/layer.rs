@@ -26,6 +26,8 @@ pub struct LayerResidency<M> {
     last_used: Vec<u64>,
     /// Claims on every expert; those that nobody claims go first.
     claims: Vec<u32>,
+    /// Experts that somebody claims.
+    claimed: usize,
     /// Slots with memory and nothing in it; the last one is taken first.
     free: Vec<u32>,
     /// Slots without memory.
@@ -115,6 +117,7 @@ impl<M> LayerResidency<M> {
             uses: vec![0; experts],
             last_used: vec![0; experts],
             claims: vec![0; experts],
+            claimed: 0,
             free: Vec::new(),
             detached: Vec::new(),
             cap: 0,
@@ -161,7 +164,9 @@ impl<M> LayerResidency<M> {
 
     /// Counts a claim on an expert.
     pub fn claim(&mut self, expert: u32) {
-        self.claims[expert as usize] += 1;
+        let claims = &mut self.claims[expert as usize];
+        *claims += 1;
+        self.claimed += usize::from(*claims == 1);
     }
 
     /// Takes a claim back. Experts that nobody claims keep their slot until it is needed, but not their pin.
@@ -169,13 +174,24 @@ impl<M> LayerResidency<M> {
         let claims = &mut self.claims[expert as usize];
         *claims = claims.checked_sub(1).expect("a claim was counted before");
         if *claims == 0 {
+            self.claimed -= 1;
             self.set_pinned(expert, false);
         }
     }
 
+    /// Experts that somebody claims.
+    pub fn claimed(&self) -> usize {
+        self.claimed
+    }
+
     /// Whether somebody claims the expert.
     pub fn is_claimed(&self, expert: u32) -> bool {
-        self.claims[expert as usize] > 0
+        self.claims(expert) > 0
+    }
+
+    /// Claims on the expert.
+    pub fn claims(&self, expert: u32) -> u32 {
+        self.claims[expert as usize]
     }
 
     /// Pins a resident expert, or lets it go. Whether it is resident.
@@ -187,6 +203,36 @@ impl<M> LayerResidency<M> {
             }
             None => false,
         }
+    }
+
+    /// Whether the expert is resident and pinned.
+    pub fn is_pinned(&self, expert: u32) -> bool {
+        self.resident(expert).is_some_and(|resident| resident.pinned)
+    }
+
+    /// Whether one more expert may be pinned: if there are fewer slots than claimed experts, one slot stays for those that
+    /// are not pinned, or their works would wait for ever.
+    pub fn may_pin(&self) -> bool {
+        self.counts().pinned + usize::from(self.claimed > self.cap) < self.cap
+    }
+
+    /// Takes the pin of the coldest pinned expert. None if nothing is pinned.
+    pub fn unpin_coldest(&mut self) -> Option<u32> {
+        let pinned = self.residents().map(|(_, resident)| resident).filter(|r| r.pinned);
+        let coldest = pinned.map(|r| (self.score(r.expert), r.expert)).min();
+        let (_, expert) = coldest?;
+        self.set_pinned(expert, false);
+        Some(expert)
+    }
+
+    /// Takes one slot that can be spared now, and lowers the cap by it. None, and nothing has changed, if every slot is
+    /// pinned, leased or being loaded.
+    pub fn take_idle(&mut self) -> Option<M> {
+        let slot = self.free.pop().or_else(|| self.victim(|_| true))?;
+        self.cap = self.cap.checked_sub(1).expect("a slot in use is one that may be");
+        let (memory, _) = self.vacate(slot);
+        self.detached.push(slot);
+        Some(memory)
     }
 
     /// Whether the expert is resident.

@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use shimmer_proto::{
@@ -25,6 +26,7 @@ use tonic_health::{pb::health_server::HealthServer, server::HealthService};
 
 use super::{
     ServeConfig,
+    drain::{Drain, Seats},
     room::WorkRoom,
     stream::{SessionStream, Shell},
     watched::WatchedSocket,
@@ -37,11 +39,17 @@ pub(super) struct Shared {
     pub(super) core: Arc<ExpertCore>,
     pub(super) room: Arc<WorkRoom>,
     pub(super) config: ServeConfig,
-    pub(super) shutdown: CancellationToken,
+    pub(super) drain: Arc<Drain>,
+    pub(super) seats: Arc<Seats>,
     pub(super) health: HealthServer<HealthService>,
 }
 
-/// Serves one socket until it closes, or until shutdown.
+/// Time that the work of a stream gets to end when the drain time is over.
+pub(super) const LAST_WORK: Duration = Duration::from_secs(1);
+/// Time that a connection without a coordinator gets to close then.
+const LAST_WORD: Duration = Duration::from_millis(200);
+
+/// Serves one socket until it closes, or until the drain time is over.
 pub(super) fn run(socket: TcpStream, peer: SocketAddr, shared: Shared) -> io::Result<()> {
     let socket = socket.into_std()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -56,13 +64,14 @@ pub(super) fn run(socket: TcpStream, peer: SocketAddr, shared: Shared) -> io::Re
 async fn serve(socket: TcpStream, peer: SocketAddr, shared: Shared) {
     let closed = CancellationToken::new();
     let called = Arc::new(AtomicBool::new(false));
-    let Shared { core, room, config, shutdown, health } = shared;
+    let Shared { core, room, config, drain, seats, health } = shared;
     let sessions = Sessions {
         shell: Shell {
             core: Arc::clone(&core),
             room,
             peer,
-            shutdown: shutdown.clone(),
+            drain: Arc::clone(&drain),
+            seats: Arc::clone(&seats),
             hello_timeout: config.hello_timeout,
         },
     };
@@ -79,12 +88,12 @@ async fn serve(socket: TcpStream, peer: SocketAddr, shared: Shared) {
     let ended = async {
         tokio::select! {
             () = closed.cancelled() => (),
-            () = shutdown.cancelled() => (),
+            () = drain.over() => (),
         }
     };
     let overdue = async {
-        shutdown.cancelled().await;
-        tokio::time::sleep(config.drain_timeout).await;
+        drain.over().await;
+        tokio::time::sleep(if seats.are_empty() { LAST_WORD } else { LAST_WORK }).await;
     };
     let serving = channel::server_builder()
         .layer(tonic::service::InterceptorLayer::new(mark))

@@ -56,6 +56,7 @@ mod tests {
         let (_files, container) = testing::container(Preset::Qwen3Moe, WeightFormat::Q4G64);
         let config = WorkerConfig {
             id: "room".to_owned(),
+            host: String::new(),
             weight: 1.0,
             tiers: TierOptions::default(),
             threads: 1,

@@ -1,4 +1,5 @@
-//! The protocol of one stream: hello, assignment, self-tests, work, in that order, one message at a time.
+//! The protocol of one stream: hello, then assignments, self-tests and work, one message at a time. Assignments are loaded
+//! beside that.
 //!
 //! The response stream drives everything: polling it reads the next request, acts on it and yields the answer. There is no
 //! task and no queue in between, and a client that goes away takes the whole session with it.
@@ -8,37 +9,38 @@ use std::{
     future::Future,
     net::SocketAddr,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use shimmer_proto::{
     expert::v1::{
-        Assign, AssignProgress, CoordinatorHello, ErrorCode, ExpertResult, ExpertWork, Ready,
-        SelfTest, SessionRequest, SessionResponse, WorkerError, session_request::Body as Asked,
-        session_response::Body as Answer,
+        Assign, AssignProgress, CoordinatorHello, Draining, ErrorCode, ExpertResult, ExpertWork,
+        Ready, SelfTest, SessionRequest, SessionResponse, WorkerError,
+        session_request::Body as Asked, session_response::Body as Answer,
     },
     identity::shown,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio_stream::Stream;
-use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status, Streaming};
 
-use super::{apart::Apart, room::WorkRoom};
+use super::{
+    apart::Apart,
+    drain::{Drain, Seat, Seats},
+    loads::{Loads, News},
+    room::WorkRoom,
+};
 use crate::{
-    check::refusal, counters::Counters, expert_core::ExpertCore, session::ExpertSession,
-    store::LoadProgress,
+    check::refusal,
+    counters::Counters,
+    expert_core::ExpertCore,
+    session::{ExpertSession, Loaded},
 };
 
 /// Work below this estimate is computed on the thread of the connection: waking a pool costs more than it brings.
 const INLINE_US: u64 = 200;
-/// How often the progress of a load is told.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What a stream needs of its connection.
 #[derive(Clone)]
@@ -46,7 +48,8 @@ pub(super) struct Shell {
     pub(super) core: Arc<ExpertCore>,
     pub(super) room: Arc<WorkRoom>,
     pub(super) peer: SocketAddr,
-    pub(super) shutdown: CancellationToken,
+    pub(super) drain: Arc<Drain>,
+    pub(super) seats: Arc<Seats>,
     pub(super) hello_timeout: Duration,
 }
 
@@ -62,9 +65,19 @@ pub(super) struct SessionStream {
 
 impl SessionStream {
     pub(super) fn new(shell: Shell, requests: Streaming<SessionRequest>) -> Self {
-        let session = Some(Box::new(shell.core.session()));
-        let conversation =
-            Conversation { shell, requests, session, solo: None, apart: None, phase: Phase::Hello };
+        let conversation = Conversation {
+            requests,
+            session: Some(Box::new(shell.core.session())),
+            seat: None,
+            solo: None,
+            apart: None,
+            loads: Loads::default(),
+            hints: shell.core.watch_hints(),
+            told_hints: false,
+            told_draining: false,
+            phase: Phase::Hello,
+            shell,
+        };
         Self { step: Some(Box::pin(Box::new(conversation).step())) }
     }
 }
@@ -93,48 +106,36 @@ enum Phase {
     Refused(Box<WorkerError>),
     /// Waiting for the next message.
     Open,
-    /// A load runs on a thread of its own.
-    Loading(Box<Load>),
     /// After a fatal answer.
     Closed,
-}
-
-struct Load {
-    progress: Arc<Progress>,
-    told: u64,
-    total: u64,
-    done: oneshot::Receiver<(Box<ExpertSession>, Result<Ready, WorkerError>)>,
-    _cancel: DropGuard,
-}
-
-#[derive(Debug)]
-struct Progress {
-    experts: AtomicU64,
-    bytes: AtomicU64,
-    cancel: CancellationToken,
-}
-
-impl LoadProgress for Progress {
-    fn loaded(&self, bytes: u64) {
-        self.experts.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn cancelled(&self) -> bool {
-        self.cancel.is_cancelled()
-    }
 }
 
 struct Conversation {
     shell: Shell,
     requests: Streaming<SessionRequest>,
-    /// Away while a load or a pool has it.
+    /// Away while a pool or the thread beside this one has it.
     session: Option<Box<ExpertSession>>,
+    /// Since the hello was accepted.
+    seat: Option<Seat>,
     /// Makes the thread of the connection a pool of one, so that the kernels compute small work where it is.
     solo: Option<rayon::ThreadPool>,
     /// Started when something has to be waited for.
     apart: Option<Apart>,
+    loads: Loads,
+    /// Whether hints are worth sending, and what was told of it last.
+    hints: watch::Receiver<bool>,
+    told_hints: bool,
+    told_draining: bool,
     phase: Phase,
+}
+
+/// What happens next in an open stream.
+enum Event {
+    Asked(Result<Option<SessionRequest>, Status>),
+    Load(News),
+    Hints,
+    Draining,
+    Over,
 }
 
 impl Conversation {
@@ -143,7 +144,6 @@ impl Conversation {
             Phase::Hello => self.hello().await,
             Phase::Refused(error) => self.close(*error),
             Phase::Open => self.next().await,
-            Phase::Loading(load) => self.load_step(load).await,
             Phase::Closed => None,
         };
         (self, answer)
@@ -153,7 +153,7 @@ impl Conversation {
         let first = tokio::select! {
             biased;
             first = tokio::time::timeout(self.shell.hello_timeout, self.requests.message()) => first,
-            () = self.shell.shutdown.cancelled() => return self.leaving(),
+            () = self.shell.drain.over() => return self.leaving(),
         };
         let counters = Arc::clone(self.shell.core.counters());
         let message = match first {
@@ -175,7 +175,7 @@ impl Conversation {
                 "the first message must be a hello",
             ));
         };
-        let greeted = self.session_mut().greet(&hello);
+        let greeted = self.session_mut().greet(&hello).and_then(|()| self.sit_down());
         let peer = self.shell.peer;
         let coordinator = shown(&hello.coordinator_id);
         match greeted {
@@ -189,41 +189,81 @@ impl Conversation {
             }
         }
         // The coordinator gets our hello in any case, so that it can name the difference itself.
-        answer(Answer::Hello(self.shell.core.hello()))
+        let hello = self.shell.core.hello();
+        self.told_draining = hello.draining;
+        answer(Answer::Hello(hello))
+    }
+
+    /// Takes a seat, which the memory of this worker was planned for.
+    fn sit_down(&mut self) -> Result<(), WorkerError> {
+        self.seat = self.shell.seats.take();
+        if self.seat.is_some() {
+            return Ok(());
+        }
+        Counters::bump(&self.shell.core.counters().hellos_refused);
+        let (worker, most) = (self.shell.core.id(), self.shell.seats.most());
+        let detail = format!(
+            "worker {worker} serves {most} coordinators already, as its --max-coordinators says"
+        );
+        Err(refusal(ErrorCode::Incompatible, None, detail))
     }
 
     async fn next(&mut self) -> Option<Result<SessionResponse, Status>> {
         loop {
-            let message = tokio::select! {
-                biased;
-                message = self.requests.message() => message,
-                () = self.shell.shutdown.cancelled() => return self.leaving(),
+            let handled = match self.event().await {
+                Event::Asked(Ok(Some(SessionRequest { body }))) => self.asked(body).await,
+                Event::Asked(Ok(None)) => return None,
+                Event::Asked(Err(status)) => return self.broken(&status),
+                Event::Load(news) => self.load_news(news),
+                Event::Hints => self.hints_changed(),
+                Event::Draining => self.draining(),
+                Event::Over => return self.leaving(),
             };
-            return match message {
-                Err(status) => self.broken(&status),
-                Ok(None) => None,
-                Ok(Some(SessionRequest { body: Some(Asked::Hint(hint)) })) => {
-                    // Has no answer.
-                    self.session_mut().hint(&hint);
-                    continue;
-                }
-                Ok(Some(SessionRequest { body: Some(Asked::Adopt(_) | Asked::Release(_)) })) => {
-                    continue;
-                }
-                Ok(Some(SessionRequest { body: Some(Asked::Work(work)) })) => self.work(work).await,
-                Ok(Some(SessionRequest { body: Some(Asked::Assign(assign)) })) => {
-                    self.assign(assign)
-                }
-                Ok(Some(SessionRequest { body: Some(Asked::SelfTest(test)) })) => {
-                    self.self_test(test).await
-                }
-                Ok(Some(SessionRequest { body: Some(Asked::Hello(CoordinatorHello { .. })) })) => {
-                    self.out_of_order("a second hello")
-                }
-                Ok(Some(SessionRequest { body: None })) => {
-                    self.out_of_order("a message without a body this build knows")
-                }
-            };
+            if handled.is_some() {
+                return handled;
+            }
+        }
+    }
+
+    /// Requests come last, so that a coordinator that always asks hears the rest as well.
+    async fn event(&mut self) -> Event {
+        let drain = &self.shell.drain;
+        let draining = async {
+            if self.told_draining {
+                std::future::pending::<()>().await;
+            }
+            drain.begun().await;
+        };
+        tokio::select! {
+            biased;
+            () = drain.over() => Event::Over,
+            () = draining => Event::Draining,
+            news = self.loads.news() => Event::Load(news),
+            Ok(()) = self.hints.changed() => Event::Hints,
+            message = self.requests.message() => Event::Asked(message),
+        }
+    }
+
+    /// Acts on a request. None if it has no answer.
+    async fn asked(&mut self, body: Option<Asked>) -> Option<Result<SessionResponse, Status>> {
+        match body {
+            Some(Asked::Work(work)) => self.work(work).await,
+            Some(Asked::Hint(hint)) => {
+                self.session_mut().hint(&hint);
+                None
+            }
+            Some(Asked::Adopt(adopt)) => {
+                self.session_mut().adopt(&adopt);
+                None
+            }
+            Some(Asked::Release(release)) => {
+                self.session_mut().release(&release);
+                self.give_up_loads()
+            }
+            Some(Asked::Assign(assign)) => self.assign(&assign),
+            Some(Asked::SelfTest(test)) => self.self_test(test).await,
+            Some(Asked::Hello(CoordinatorHello { .. })) => self.out_of_order("a second hello"),
+            None => self.out_of_order("a message without a body this build knows"),
         }
     }
 
@@ -241,7 +281,7 @@ impl Conversation {
                 None => self.work_apart(work, received).await,
             };
         }
-        let mut session = self.session.take().expect("no load is running");
+        let mut session = self.session.take().expect("no pool has it");
         let (done, result) = oneshot::channel();
         self.shell.core.pool().spawn(move || {
             let result = session.try_work(&work, received);
@@ -281,7 +321,7 @@ impl Conversation {
             self.apart = logged.ok();
         }
         let apart = self.apart.as_ref()?;
-        let mut session = self.session.take().expect("no load is running");
+        let mut session = self.session.take().expect("no pool has it");
         let ran = apart.run(move || {
             let result = run(&mut session);
             (session, result)
@@ -308,82 +348,75 @@ impl Conversation {
         self.close(refusal(ErrorCode::Internal, None, "the computation was aborted"))
     }
 
-    fn assign(&mut self, assign: Assign) -> Option<Result<SessionResponse, Status>> {
-        let total = assign.layers.iter().map(|layer| layer.experts.len() as u64).sum();
-        let mut session = self.session.take().expect("no load is running");
-        let cancel = CancellationToken::new();
-        let progress = Arc::new(Progress {
-            experts: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            cancel: cancel.clone(),
-        });
-        let (done, ready) = oneshot::channel();
-        let seen = Arc::clone(&progress);
-        let load = move || {
-            let result = session.assign(&assign, &*seen);
-            // The stream may be gone; the experts stay for the next one.
-            drop(done.send((session, result)));
+    fn assign(&mut self, assign: &Assign) -> Option<Result<SessionResponse, Status>> {
+        let loading = match self.session_mut().begin_assign(assign) {
+            Ok(loading) => loading,
+            Err(error) => return self.not_assigned(error),
         };
-        if let Err(error) = std::thread::Builder::new().name("load".to_owned()).spawn(load) {
-            return self.close(refusal(
-                ErrorCode::Load,
-                None,
-                format!("starting a thread to load experts: {error}"),
-            ));
-        }
-        self.phase = Phase::Loading(Box::new(Load {
-            progress,
-            told: 0,
-            total,
-            done: ready,
-            _cancel: cancel.drop_guard(),
-        }));
-        answer(Answer::Progress(AssignProgress {
-            loaded_experts: 0,
-            total_experts: total,
-            loaded_bytes: 0,
-        }))
+        let total_experts = loading.experts();
+        self.loads.add(loading);
+        let begun = AssignProgress { loaded_experts: 0, total_experts, loaded_bytes: 0 };
+        self.give_up_loads().or_else(|| answer(Answer::Progress(begun)))
     }
 
-    /// Waits for the end of a load, or for news of it.
-    async fn load_step(&mut self, mut load: Box<Load>) -> Option<Result<SessionResponse, Status>> {
-        loop {
-            tokio::select! {
-                biased;
-                ended = &mut load.done => return self.loaded(ended),
-                () = self.shell.shutdown.cancelled() => return self.leaving(),
-                () = tokio::time::sleep(PROGRESS_INTERVAL) => {
-                    let experts = load.progress.experts.load(Ordering::Relaxed);
-                    if experts != load.told {
-                        load.told = experts;
-                        let loaded_bytes = load.progress.bytes.load(Ordering::Relaxed);
-                        let total_experts = load.total;
-                        self.phase = Phase::Loading(load);
-                        return answer(Answer::Progress(AssignProgress { loaded_experts: experts, total_experts, loaded_bytes }));
-                    }
-                }
+    /// Ends loads that nobody wants any more, and begins the next one. An answer only if that cannot be done.
+    fn give_up_loads(&mut self) -> Option<Result<SessionResponse, Status>> {
+        let session = self.session.as_ref().expect("no pool has it");
+        self.loads.keep(|number| session.holds(number));
+        let Err(error) = self.loads.start() else { return None };
+        let detail = format!("starting a thread to load experts: {error}");
+        self.close(refusal(ErrorCode::Load, None, detail))
+    }
+
+    fn load_news(&mut self, news: News) -> Option<Result<SessionResponse, Status>> {
+        let told = match news {
+            News::Progress(progress) => return answer(Answer::Progress(progress)),
+            News::Ended(loaded) => self.loaded(loaded),
+            News::Aborted(number) if self.session_mut().aborted(number) => {
+                return self.close(refusal(ErrorCode::Load, None, "loading experts was aborted"));
             }
-        }
+            News::Aborted(_) => None,
+        };
+        self.give_up_loads().or(told)
     }
 
-    fn loaded(
-        &mut self,
-        ended: Result<(Box<ExpertSession>, Result<Ready, WorkerError>), oneshot::error::RecvError>,
-    ) -> Option<Result<SessionResponse, Status>> {
+    /// None if nobody waits for it any more.
+    fn loaded(&mut self, loaded: Loaded) -> Option<Result<SessionResponse, Status>> {
         let peer = self.shell.peer;
-        match ended {
-            Ok((session, Ok(ready))) => {
-                self.session = Some(session);
-                tracing::info!(%peer, experts = ready.experts, bytes = ready.bytes, "experts are assigned");
-                answer(Answer::Ready(ready))
+        match self.session_mut().loaded(loaded)? {
+            Ok(ready) => {
+                let Ready { generation, experts, bytes, .. } = ready;
+                tracing::info!(%peer, generation, experts, bytes, "experts are assigned");
+                self.ready(ready)
             }
-            Ok((session, Err(error))) => {
-                self.session = Some(session);
-                tracing::warn!(%peer, detail = error.detail, "assignment refused");
-                answer(Answer::Error(error))
-            }
-            Err(_) => self.close(refusal(ErrorCode::Load, None, "loading experts was aborted")),
+            Err(error) => self.not_assigned(error),
         }
+    }
+
+    fn ready(&mut self, ready: Ready) -> Option<Result<SessionResponse, Status>> {
+        self.told_hints = ready.wants_hints;
+        answer(Answer::Ready(ready))
+    }
+
+    fn not_assigned(&self, error: WorkerError) -> Option<Result<SessionResponse, Status>> {
+        tracing::warn!(peer = %self.shell.peer, detail = error.detail, "assignment refused");
+        answer(Answer::Error(error))
+    }
+
+    /// Others have claimed experts or left some: whether hints are worth sending is told by another Ready.
+    fn hints_changed(&mut self) -> Option<Result<SessionResponse, Status>> {
+        let ready = self.session_mut().in_force()?;
+        if ready.wants_hints == self.told_hints {
+            return None;
+        }
+        self.ready(ready)
+    }
+
+    fn draining(&mut self) -> Option<Result<SessionResponse, Status>> {
+        self.told_draining = true;
+        let left_ms = u64::try_from(self.shell.drain.left().as_millis()).unwrap_or(u64::MAX);
+        let reason = format!("worker {} was asked to stop", self.shell.core.id());
+        answer(Answer::Draining(Draining { reason, left_ms }))
     }
 
     /// The expert may have to be read first.
@@ -440,7 +473,7 @@ impl Conversation {
     }
 
     fn session_mut(&mut self) -> &mut ExpertSession {
-        self.session.as_mut().expect("no load is running and no pool has it")
+        self.session.as_mut().expect("no pool has it")
     }
 
     /// If the thread cannot become a pool, work goes to the worker's pool: slower, same bytes.

@@ -1,6 +1,6 @@
 use shimmer_kernels::{ActivationRows, Isa, Kernels, WeightFormat};
 use shimmer_model::{Container, tiny::Preset};
-use shimmer_proto::expert::v1::{ActivationFormat, Fence, expert_result::Payload};
+use shimmer_proto::expert::v1::{ActivationFormat, Fence, LayerExperts, expert_result::Payload};
 
 use super::*;
 use crate::{
@@ -24,6 +24,7 @@ fn session_with(
 ) -> ExpertSession {
     let config = WorkerConfig {
         id: "w".to_owned(),
+        host: String::new(),
         weight: 1.0,
         tiers,
         threads,
@@ -199,6 +200,7 @@ fn settings_that_cannot_work_are_refused_by_name() {
     let (_dir, container) = testing::container(Preset::Glm4Moe, WeightFormat::Q8G64);
     let good = WorkerConfig {
         id: "w".to_owned(),
+        host: String::new(),
         weight: 1.0,
         tiers: TierOptions::default(),
         threads: 1,

@@ -1,27 +1,27 @@
 //! Claims: what an assignment changes. The plan for everything that is claimed gives each layer its slots and its pinned
 //! experts; those are read here, the others when work wants them.
+//!
+//! A claim may take minutes, and others go on meanwhile: works, and lazy claims, which take slots of their own. Slots change
+//! only under the lock of [`Shape`], which nobody holds while waiting; what a claim still has to take stands there.
+
+mod adopt;
+mod loads;
+mod replan;
 
 use std::{
-    sync::{
-        Arc,
-        atomic::Ordering::Relaxed,
-        mpsc::{self, Receiver, Sender},
-    },
+    sync::{Arc, MutexGuard, PoisonError, Weak, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use super::{
-    Claim, LoadProgress, NoProgress, StoreError, WantedLayer,
-    layer::{Layer, LayerState},
-    tiered::Shared,
+    Claim, LoadProgress, NoProgress, StoreError, WantedLayer, layer::Layer, tiered::Shared,
 };
 use crate::{
-    io::{ReadDone, ReadError, ReadJob, ReadSink, SlabReader},
-    memory::SlotMemory,
     placement::{LayerPlan, OwnedLayer, TierPlan, plan},
-    residency::{Demand, Load, Ticket},
-    tier_counters::TierCounters,
+    tier_options::{PinSetting, RamSetting, TierOptions},
 };
+use loads::Loads;
+pub(super) use replan::Replans;
 
 /// Time that works under way get to give slots back: far more than a work takes.
 const IN_USE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,6 +30,9 @@ const IN_USE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct TieredClaim {
     layers: Vec<(Arc<Layer>, Vec<u32>)>,
+    /// Read when wanted.
+    lazy: bool,
+    store: Weak<Shared>,
 }
 
 impl Claim for TieredClaim {}
@@ -38,27 +41,47 @@ impl Drop for TieredClaim {
     fn drop(&mut self) {
         for (layer, experts) in &self.layers {
             let mut state = layer.lock();
-            experts.iter().for_each(|&expert| state.slots.unclaim(expert));
+            experts.iter().for_each(|&expert| state.unclaim(expert, self.lazy));
             layer.changed(state);
+        }
+        // Those that stay may get more.
+        if let Some(store) = self.store.upgrade() {
+            store.replan_soon();
         }
     }
 }
 
+/// How the memory for experts is divided.
+#[derive(Debug, Default)]
+pub(super) struct Shape {
+    /// Bytes of slots that a claim under way has still to take.
+    growing: u64,
+    /// What the layers were last given their slots for; none once something else has changed them.
+    plan: Option<TierPlan>,
+}
+
+/// Slots that layers get.
+type Growth = Vec<(Arc<Layer>, usize)>;
+
 impl Shared {
     /// Claims experts, gives slots to layers and reads what the plan pins. The caller holds `claiming`.
     pub(super) fn claim(
-        &self,
+        self: &Arc<Self>,
         wanted: &[WantedLayer],
         progress: &dyn LoadProgress,
     ) -> Result<TieredClaim, StoreError> {
+        self.check_known(wanted)?;
+        let mut shape = self.shape();
         let plan = self.plan(wanted)?;
-        let claim = self.count(wanted);
-        match self.apply(&plan, wanted, progress) {
+        let claim = self.count(wanted, false);
+        let growth = self.reshape(&plan, &mut shape);
+        drop(shape);
+        match self.settle(&plan, growth, wanted, progress) {
             Ok(()) => Ok(claim),
             Err(error) => {
                 drop(claim);
                 // The others get back what the claim would have cost them, as far as that can be had.
-                if let Err(error) = self.plan(&[]).and_then(|p| self.apply(&p, &[], &NoProgress)) {
+                if let Err(error) = self.apply_again(&NoProgress) {
                     tracing::warn!(%error, "restoring what is pinned after a failed claim");
                 }
                 Err(error)
@@ -66,24 +89,60 @@ impl Shared {
         }
     }
 
-    /// Gives slots and pins as planned.
-    fn apply(
-        &self,
-        plan: &TierPlan,
-        wanted: &[WantedLayer],
-        progress: &dyn LoadProgress,
-    ) -> Result<(), StoreError> {
-        self.tiered.store(!plan.all_resident(), Relaxed);
+    /// Plans what is claimed now, and gives slots and pins as planned. The caller holds `claiming`.
+    fn apply_again(&self, progress: &dyn LoadProgress) -> Result<(), StoreError> {
+        let mut shape = self.shape();
+        let plan = self.plan(&[])?;
+        let growth = self.reshape(&plan, &mut shape);
+        drop(shape);
+        self.settle(&plan, growth, &[], progress)
+    }
+
+    /// What may change slots.
+    pub(super) fn shape(&self) -> MutexGuard<'_, Shape> {
+        self.shape.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes pins and slots that the plan does not give. The slots that layers lack are counted and given later, once
+    /// works have given theirs back.
+    fn reshape(&self, plan: &TierPlan, shape: &mut Shape) -> Growth {
+        self.tiered.store(!plan.all_resident() || self.waits_for_lazy(plan), Relaxed);
         self.planned.store(plan.bytes(), Relaxed);
         self.promise(plan.bytes());
         self.unpin(plan);
-        self.make_room(plan)?;
-        self.grow(plan)?;
-        self.pin(plan, wanted, progress)
+        self.lower_caps(plan);
+        let lack = |planned: &LayerPlan| {
+            let layer = self.planned(planned.layer);
+            let missing = slots(planned).saturating_sub(layer.lock().slots.cap());
+            (missing > 0).then(|| (Arc::clone(layer), missing))
+        };
+        let growth: Growth = plan.layers.iter().filter_map(lack).collect();
+        shape.growing = growth.iter().map(|(layer, slots)| layer.bytes(*slots)).sum();
+        shape.plan = Some(plan.clone());
+        growth
     }
 
-    /// What everything that is or will be claimed gets.
-    pub(super) fn plan(&self, wanted: &[WantedLayer]) -> Result<TierPlan, StoreError> {
+    /// Gives the slots that [`Self::reshape`] has counted, and pins.
+    fn settle(
+        &self,
+        plan: &TierPlan,
+        growth: Growth,
+        wanted: &[WantedLayer],
+        progress: &dyn LoadProgress,
+    ) -> Result<(), StoreError> {
+        let waited = self.wait_for_slots();
+        let mut shape = self.shape();
+        shape.growing = 0;
+        let settled = waited.and_then(|()| self.grow(growth));
+        if settled.is_err() {
+            shape.plan = None;
+        }
+        drop(shape);
+        settled?;
+        self.pin(plan, wanted, progress).inspect_err(|_| self.shape().plan = None)
+    }
+
+    fn check_known(&self, wanted: &[WantedLayer]) -> Result<(), StoreError> {
         let absent = self.container.absent_layers();
         for WantedLayer { layer, experts } in wanted {
             let known = |&expert: &u32| {
@@ -93,39 +152,78 @@ impl Shared {
                 return Err(StoreError::NoSuchExpert { layer: *layer, expert });
             }
         }
-        let owned: Vec<OwnedLayer> = self
-            .layers()
-            .filter_map(|layer| {
-                let state = layer.lock();
-                let wanted = wanted.iter().find(|wanted| wanted.layer == layer.layer);
-                let is_wanted = |expert: &u32| {
-                    wanted.is_some_and(|wanted| wanted.experts.binary_search(expert).is_ok())
-                };
-                let experts: Vec<u32> = (0..layer.experts)
-                    .filter(|expert| state.slots.is_claimed(*expert) || is_wanted(expert))
-                    .collect();
-                (!experts.is_empty()).then_some(OwnedLayer {
-                    layer: layer.layer,
-                    stride: layer.bytes(1),
-                    experts,
-                })
-            })
-            .collect();
+        Ok(())
+    }
+
+    /// What everything that is or will be claimed gets.
+    ///
+    /// Settings that must hold for each assignment may be too tight for two at a time: while a coordinator changes from one
+    /// to the next, or two coordinators place experts differently. Then the experts are cached until one of them goes.
+    pub(super) fn plan(&self, wanted: &[WantedLayer]) -> Result<TierPlan, StoreError> {
+        let all = self.owned(wanted, true);
+        let refused = match self.plan_as(&all, &self.options) {
+            Ok(plan) => return Ok(plan),
+            Err(refused) => refused,
+        };
+        let alone = self.owned(wanted, false);
+        if alone == all || self.plan_as(&alone, &self.options).is_err() {
+            return Err(refused);
+        }
+        let (ram, pin) = (RamSetting::Auto, PinSetting::Auto);
+        let relaxed = TierOptions { ram, pin, cap: None, ..self.options.clone() };
+        let plan = self.plan_as(&all, &relaxed).map_err(|_| refused)?;
+        tracing::warn!(
+            "several assignments do not fit beside each other as the settings say; until the earlier one is released their experts are read when they are wanted"
+        );
+        Ok(plan)
+    }
+
+    fn plan_as(&self, owned: &[OwnedLayer], options: &TierOptions) -> Result<TierPlan, StoreError> {
         let usage = self.history.as_ref().and_then(|history| history.earlier.as_ref());
         let uses = usage.map(|usage| move |layer, expert| usage.of(layer, expert));
         let uses = uses.as_ref().map(|uses| uses as &dyn Fn(u32, u32) -> u64);
-        Ok(plan(&owned, &self.budget, &self.options, uses)?)
+        Ok(plan(owned, &self.budget, options, uses)?)
     }
 
-    fn count(&self, wanted: &[WantedLayer]) -> TieredClaim {
+    /// Experts by layer: those wanted, and those that are claimed if they count.
+    fn owned(&self, wanted: &[WantedLayer], claimed: bool) -> Vec<OwnedLayer> {
+        let of_layer = |layer: &Arc<Layer>| {
+            let state = layer.lock();
+            let wanted = wanted.iter().find(|wanted| wanted.layer == layer.layer);
+            let is_wanted = |expert: &u32| {
+                wanted.is_some_and(|wanted| wanted.experts.binary_search(expert).is_ok())
+            };
+            let experts: Vec<u32> = (0..layer.experts)
+                .filter(|expert| claimed && state.slots.is_claimed(*expert) || is_wanted(expert))
+                .collect();
+            let stride = layer.bytes(1);
+            (!experts.is_empty()).then_some(OwnedLayer { layer: layer.layer, stride, experts })
+        };
+        self.layers().filter_map(of_layer).collect()
+    }
+
+    /// Whether the plan pins experts that are not read before work wants them.
+    fn waits_for_lazy(&self, plan: &TierPlan) -> bool {
+        plan.layers.iter().any(|planned| {
+            let state = self.planned(planned.layer).lock();
+            let mut pinned = planned.pinned.iter();
+            pinned.any(|&expert| {
+                state.slots.is_claimed(expert)
+                    && state.is_lazy(expert)
+                    && !state.slots.is_resident(expert)
+            })
+        })
+    }
+
+    fn count(self: &Arc<Self>, wanted: &[WantedLayer], lazy: bool) -> TieredClaim {
         let mut layers = Vec::with_capacity(wanted.len());
         for WantedLayer { layer, experts } in wanted {
             let layer = self.planned(*layer);
             let mut state = layer.lock();
-            experts.iter().for_each(|&expert| state.slots.claim(expert));
+            experts.iter().for_each(|&expert| state.claim(expert, lazy));
             layers.push((Arc::clone(layer), experts.clone()));
         }
-        TieredClaim { layers }
+        TieredClaim { layers, lazy, store: Arc::downgrade(self) }
     }
 
     /// Takes the pins of experts that the plan does not pin.
@@ -142,8 +240,9 @@ impl Shared {
         }
     }
 
-    /// Takes slots that the plan does not give, as far as other layers need their bytes.
-    fn make_room(&self, plan: &TierPlan) -> Result<(), StoreError> {
+    /// Takes slots that the plan does not give, as far as other layers need their bytes. Those in use go when they come
+    /// back.
+    fn lower_caps(&self, plan: &TierPlan) {
         let target = |layer: &Layer| {
             let planned = plan.layers.iter().find(|planned| planned.layer == layer.layer);
             planned.map_or(0, slots)
@@ -164,47 +263,54 @@ impl Shared {
             excess = excess.saturating_sub(layer.bytes(give));
             let cap = state.slots.attached() - give;
             layer.shrink_to(state, cap, &self.counters.evictions_claim);
+        }
+    }
+
+    /// Waits until works have given back the slots above what layers may have.
+    fn wait_for_slots(&self) -> Result<(), StoreError> {
+        for layer in self.layers() {
             let deadline = Instant::now() + IN_USE_TIMEOUT;
             let mut state = layer.lock();
-            while state.slots.attached() > cap {
+            while state.slots.attached() > state.slots.cap() {
                 let held = layer.bytes(state.slots.attached());
-                state = layer.wait_until(state, deadline).ok_or(StoreError::InUse {
-                    layer: layer.layer,
-                    held,
-                    wanted: layer.bytes(cap),
-                })?;
+                let wanted = layer.bytes(state.slots.cap());
+                let in_use = StoreError::InUse { layer: layer.layer, held, wanted };
+                state = layer.wait_until(state, deadline).ok_or(in_use)?;
             }
         }
         Ok(())
     }
 
-    /// Gives layers the slots that they lack, the new ones of a layer in one mapping.
-    pub(super) fn grow(&self, plan: &TierPlan) -> Result<(), StoreError> {
-        for planned in &plan.layers {
-            let layer = self.planned(planned.layer);
-            let missing = slots(planned).saturating_sub(layer.lock().slots.cap());
-            if missing == 0 {
-                continue;
+    /// Gives layers slots, the new ones of a layer in one mapping. The caller holds the shape.
+    pub(super) fn grow(&self, growth: Growth) -> Result<(), StoreError> {
+        growth.into_iter().try_for_each(|(layer, slots)| self.give(&layer, slots))
+    }
+
+    fn give(&self, layer: &Layer, count: usize) -> Result<(), StoreError> {
+        let mut memories = layer.take_back(count);
+        let new = count - memories.len();
+        match self.allocator.map_slots(layer.stride, new) {
+            Ok(new) => memories.extend(new),
+            Err(source) => {
+                layer.give_back(memories);
+                let bytes = layer.bytes(count);
+                return Err(StoreError::Map { layer: layer.layer, bytes, source });
             }
-            let failed = |source| StoreError::Map {
-                layer: layer.layer,
-                bytes: layer.bytes(missing),
-                source,
-            };
-            let mut memories = layer.take_back(missing);
-            let new = missing - memories.len();
-            match self.allocator.map_slots(layer.stride, new) {
-                Ok(new) => memories.extend(new),
-                Err(source) => {
-                    layer.give_back(memories);
-                    return Err(failed(source));
-                }
-            }
-            let mut state = layer.lock();
-            state.slots.attach(memories);
-            layer.changed(state);
         }
+        let mut state = layer.lock();
+        state.slots.attach(memories);
+        layer.changed(state);
         Ok(())
+    }
+
+    /// Bytes of slots that nobody has and no claim counts on.
+    pub(super) fn unclaimed_bytes(&self, shape: &Shape) -> u64 {
+        let held = |layer: &Arc<Layer>| {
+            let state = layer.lock();
+            layer.bytes(state.slots.attached().max(state.slots.cap()))
+        };
+        let held: u64 = self.layers().map(held).sum();
+        self.budget.bytes.saturating_sub(held.saturating_add(shape.growing))
     }
 
     /// Pins what the plan pins, and reads what of that is not there. Progress is told for the experts of this claim.
@@ -214,8 +320,7 @@ impl Shared {
         wanted: &[WantedLayer],
         progress: &dyn LoadProgress,
     ) -> Result<(), StoreError> {
-        let (ended, ends) = mpsc::channel();
-        let mut loads = Loads { shared: self, ended, ends, reader: None, under_way: 0 };
+        let mut loads = Loads::new(self);
         for LayerPlan { layer, pinned, .. } in &plan.layers {
             let of_claim = wanted.iter().find(|wanted| wanted.layer == *layer);
             for &expert in pinned {
@@ -234,164 +339,6 @@ impl Shared {
 /// All slots that a plan gives a layer.
 fn slots(plan: &LayerPlan) -> usize {
     plan.pinned.len() + plan.cache_slots as usize
-}
-
-/// Reads of a claim that are under way.
-struct Loads<'a> {
-    shared: &'a Shared,
-    ended: Sender<Ended>,
-    ends: Receiver<Ended>,
-    reader: Option<Arc<dyn SlabReader>>,
-    under_way: usize,
-}
-
-/// The end of one read: whose it was, and the bytes to tell.
-type Ended = Result<u64, (u32, u32, ReadError)>;
-
-impl Loads<'_> {
-    /// Pins an expert; if it is not there, its read is begun.
-    fn pin(
-        &mut self,
-        layer: &Arc<Layer>,
-        expert: u32,
-        told: bool,
-        progress: &dyn LoadProgress,
-    ) -> Result<(), StoreError> {
-        /// Enough for every backend to have work while the ends are told.
-        const UNDER_WAY_MAX: usize = 64;
-        if progress.cancelled() {
-            return self.stop(StoreError::Cancelled);
-        }
-        while self.under_way >= UNDER_WAY_MAX {
-            self.hear(progress)?;
-        }
-        let told = if told { layer.bytes(1) } else { 0 };
-        let Some(job) = self.reserve(layer, expert) else {
-            if told > 0 {
-                progress.loaded(told);
-            }
-            return Ok(());
-        };
-        let reader = match &self.reader {
-            Some(reader) => Arc::clone(reader),
-            None => match self.shared.reader() {
-                Ok(reader) => Arc::clone(self.reader.insert(reader)),
-                Err(error) => {
-                    let mut state = layer.lock();
-                    state.slots.fail(Ticket::from_bits(job.token), job.memory);
-                    layer.changed(state);
-                    return self.stop(error);
-                }
-            },
-        };
-        self.under_way += 1;
-        let counters = Arc::clone(&self.shared.counters);
-        counters.read_begins();
-        let sink: Arc<dyn ReadSink> = Arc::new(PinSink {
-            layer: Arc::clone(layer),
-            counters,
-            told,
-            ended: self.ended.clone(),
-        });
-        reader.submit(vec![job], &sink);
-        Ok(())
-    }
-
-    /// Pins the expert if it is there, else gives the read that brings it. Reads and works of others end, so that the wait
-    /// for a slot does, too.
-    fn reserve(&self, layer: &Arc<Layer>, expert: u32) -> Option<ReadJob> {
-        let mut state = layer.lock();
-        loop {
-            if state.slots.set_pinned(expert, true) {
-                return None;
-            }
-            if let Some(load) = place(&mut state, expert) {
-                let evicted = u64::from(load.evicted.is_some());
-                self.shared.counters.evictions_claim.fetch_add(evicted, Relaxed);
-                let token = load.ticket.to_bits();
-                return Some(ReadJob { layer: layer.layer, expert, memory: load.memory, token });
-            }
-            state = layer.wait(state);
-        }
-    }
-
-    /// Waits for the end of one read.
-    fn hear(&mut self, progress: &dyn LoadProgress) -> Result<(), StoreError> {
-        let ended = self.ends.recv().expect("the loads keep a sender themselves");
-        self.under_way -= 1;
-        match ended {
-            Ok(0) => Ok(()),
-            Ok(bytes) => {
-                progress.loaded(bytes);
-                Ok(())
-            }
-            Err((layer, expert, error)) => {
-                self.stop(StoreError::Read { layer, expert, source: Box::new(error) })
-            }
-        }
-    }
-
-    fn finish(&mut self, progress: &dyn LoadProgress) -> Result<(), StoreError> {
-        while self.under_way > 0 {
-            if progress.cancelled() {
-                return self.stop(StoreError::Cancelled);
-            }
-            self.hear(progress)?;
-        }
-        Ok(())
-    }
-
-    /// Waits for what is under way, so that nothing of a failed claim goes on after it.
-    fn stop(&mut self, error: StoreError) -> Result<(), StoreError> {
-        while self.under_way > 0 {
-            drop(self.ends.recv().expect("the loads keep a sender themselves"));
-            self.under_way -= 1;
-        }
-        Err(error)
-    }
-}
-
-/// Room for an expert that is to be pinned: what nobody claims goes first, then what the cache can best do without.
-fn place(state: &mut LayerState, expert: u32) -> Option<Load<SlotMemory>> {
-    if state.slots.loading(expert).is_some() {
-        return None;
-    }
-    state.slots.place(expert).or_else(|| match state.slots.demand(expert) {
-        Demand::Load(load) => Some(load),
-        Demand::Full | Demand::Loading(_) => None,
-        Demand::Hit(_) => unreachable!("the caller has looked"),
-    })
-}
-
-/// Where the read of one pinned expert ends.
-struct PinSink {
-    layer: Arc<Layer>,
-    counters: Arc<TierCounters>,
-    told: u64,
-    ended: Sender<Ended>,
-}
-
-impl ReadSink for PinSink {
-    fn done(&self, done: ReadDone) {
-        let ReadDone { job, outcome } = done;
-        self.counters.read_ended(outcome.as_ref().ok());
-        let ticket = Ticket::from_bits(job.token);
-        let mut state = self.layer.lock();
-        let ended = match outcome {
-            Ok(_) => {
-                let (expert, _) = state.slots.complete(ticket, job.memory);
-                state.slots.set_pinned(expert, true);
-                Ok(self.told)
-            }
-            Err(error) => {
-                state.slots.fail(ticket, job.memory);
-                Err((job.layer, job.expert, error))
-            }
-        };
-        self.layer.changed(state);
-        // The claim waits for every end.
-        drop(self.ended.send(ended));
-    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,14 @@ pub enum StoreError {
         /// Bytes that it should have.
         wanted: u64,
     },
+    /// Every layer needs the slots that it has.
+    #[error("no layer can do without the {bytes} bytes that an expert of layer {layer} takes")]
+    NoSlot {
+        /// Layer.
+        layer: u32,
+        /// Bytes of a slot.
+        bytes: u64,
+    },
     /// The system gave no memory.
     #[error("mapping {bytes} bytes for experts of layer {layer}")]
     Map {

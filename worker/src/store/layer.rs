@@ -43,6 +43,8 @@ pub(super) struct LayerState {
     pub(super) queue: VecDeque<u64>,
     /// Rounds so far; names them.
     pub(super) rounds: u64,
+    /// Claims on every expert that ask for no more than to be read when it is wanted. All claims are counted by the slots.
+    lazy: Vec<u32>,
     /// Threads that wait for a change.
     waiting: u32,
     /// The round that last wanted each expert, 0 for none. For counting only: what evicts has a clock of its own.
@@ -64,6 +66,7 @@ impl Layer {
             slots: LayerResidency::new(experts, rules),
             queue: VecDeque::new(),
             rounds: 0,
+            lazy: vec![0; experts as usize],
             waiting: 0,
             wanted_in: vec![0; experts as usize],
         };
@@ -170,6 +173,24 @@ impl Layer {
 }
 
 impl LayerState {
+    /// Counts a claim on an expert, which need not be read before it is wanted if the claim is lazy.
+    pub(super) fn claim(&mut self, expert: u32, lazy: bool) {
+        self.slots.claim(expert);
+        self.lazy[expert as usize] += u32::from(lazy);
+    }
+
+    /// Takes such a claim back.
+    pub(super) fn unclaim(&mut self, expert: u32, lazy: bool) {
+        self.slots.unclaim(expert);
+        let count = &mut self.lazy[expert as usize];
+        *count = count.checked_sub(u32::from(lazy)).expect("a claim was counted before");
+    }
+
+    /// Whether nobody wants the expert before it is wanted by work.
+    pub(super) fn is_lazy(&self, expert: u32) -> bool {
+        self.slots.claims(expert) == self.lazy[expert as usize]
+    }
+
     /// Names a new round.
     pub(super) fn next_round(&mut self) -> u64 {
         self.rounds += 1;

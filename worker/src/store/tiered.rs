@@ -16,9 +16,11 @@ use std::{
 };
 
 use shimmer_model::Container;
+use tokio::sync::watch;
 
 use super::{
     Claim, ExpertStore, LoadProgress, Round, StoreError, WantedLayer,
+    claim::{Replans, Shape},
     history::{History, Keeper},
     layer::Layer,
     round::TieredRound,
@@ -67,8 +69,6 @@ pub struct TierSetup {
 #[derive(Debug)]
 pub struct TieredStore {
     shared: Arc<Shared>,
-    /// Threads that read ahead, while there is something to read.
-    pilots: Mutex<Option<Pilots>>,
     _history: Option<Keeper>,
 }
 
@@ -87,8 +87,15 @@ pub(crate) struct Shared {
     open: OpenReader,
     /// Closed while everything is in memory.
     reader: Mutex<Option<Arc<dyn SlabReader>>>,
-    /// Held while a claim changes slots and pins; nothing else changes them then.
+    /// Held while a claim is made and loaded; only lazy claims are made then.
     pub(super) claiming: Mutex<()>,
+    /// Held while slots are given and taken, for moments.
+    pub(super) shape: Mutex<Shape>,
+    pub(super) replans: Replans,
+    /// Threads that read ahead, while there is something to read.
+    pilots: Mutex<Option<Pilots>>,
+    /// Whether there are any.
+    hints: watch::Sender<bool>,
     /// Whether claimed experts exist that need not be in memory.
     pub(super) tiered: AtomicBool,
     /// Watches the memory of the process.
@@ -131,6 +138,10 @@ impl TieredStore {
             open,
             reader,
             claiming: Mutex::default(),
+            shape: Mutex::default(),
+            replans: Replans::default(),
+            pilots: Mutex::default(),
+            hints: watch::Sender::new(false),
             tiered: AtomicBool::new(false),
             guard,
             promised: AtomicU64::new(0),
@@ -139,7 +150,7 @@ impl TieredStore {
         };
         let shared = Arc::new(shared);
         let keeper = Keeper::start(&shared)?;
-        Ok(Self { shared, pilots: Mutex::default(), _history: keeper })
+        Ok(Self { shared, _history: keeper })
     }
 
     #[cfg(test)]
@@ -150,28 +161,6 @@ impl TieredStore {
     fn layer(&self, layer: u32) -> &Arc<Layer> {
         self.shared.layer(layer).expect("work names layers that have experts")
     }
-
-    fn pilots(&self) -> MutexGuard<'_, Option<Pilots>> {
-        self.pilots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Starts or ends what only a store needs that reads while it serves.
-    fn follow(&self, tiered: bool) -> Result<(), StoreError> {
-        let wanted = tiered && self.shared.options.pilot_workers > 0;
-        let mut pilots = self.pilots();
-        if wanted && pilots.is_none() {
-            let shared = Arc::clone(&self.shared);
-            let follow = move |hint| shared.follow(hint);
-            *pilots = Some(Pilots::start(self.shared.options.pilot_workers, follow)?);
-        }
-        let idle = if wanted { None } else { pilots.take() };
-        drop(pilots);
-        drop(idle);
-        if !tiered {
-            self.shared.close_reader();
-        }
-        Ok(())
-    }
 }
 
 impl ExpertStore for TieredStore {
@@ -181,9 +170,16 @@ impl ExpertStore for TieredStore {
         progress: &dyn LoadProgress,
     ) -> Result<Box<dyn Claim>, StoreError> {
         let _one_at_a_time = self.shared.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+        if progress.cancelled() {
+            return Err(StoreError::Cancelled);
+        }
         let claim = self.shared.claim(wanted, progress)?;
-        self.follow(self.shared.tiered.load(Relaxed))?;
+        self.shared.follow_plan()?;
         Ok(Box::new(claim))
+    }
+
+    fn adopt(&self, wanted: &WantedLayer) -> Result<Box<dyn Claim>, StoreError> {
+        Ok(Box::new(self.shared.adopt(wanted)?))
     }
 
     fn round<'a>(&'a self, layer: u32, experts: &'a [u32]) -> Box<dyn Round + 'a> {
@@ -201,13 +197,13 @@ impl ExpertStore for TieredStore {
         experts.iter().all(|&expert| expert >= layer.experts || state.slots.is_resident(expert))
     }
 
-    fn wants_hints(&self) -> bool {
-        self.pilots().is_some()
+    fn wants_hints(&self) -> watch::Receiver<bool> {
+        self.shared.hints.subscribe()
     }
 
     fn hint(&self, layer: u32, experts: &[u32]) {
         let Some(layer) = self.shared.layer(layer) else { return };
-        if let Some(pilots) = &*self.pilots() {
+        if let Some(pilots) = &*self.shared.pilots() {
             let state = layer.lock();
             let time = state.slots.time();
             // Most hints of a warm cache end here: waking a thread to drop them takes longer than the work that it helps.
@@ -262,12 +258,37 @@ impl ExpertStore for TieredStore {
 
 impl Drop for TieredStore {
     fn drop(&mut self) {
-        let pilots = self.pilots().take();
+        self.shared.replans.close();
+        let pilots = self.shared.pilots().take();
         drop(pilots);
     }
 }
 
 impl Shared {
+    fn pilots(&self) -> MutexGuard<'_, Option<Pilots>> {
+        self.pilots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts or ends what only a store needs that reads while it serves. The caller holds `claiming`.
+    pub(super) fn follow_plan(self: &Arc<Self>) -> Result<(), StoreError> {
+        let tiered = self.tiered.load(Relaxed);
+        let wanted = tiered && self.options.pilot_workers > 0;
+        let mut pilots = self.pilots();
+        if wanted && pilots.is_none() {
+            let shared = Arc::clone(self);
+            let follow = move |hint| shared.follow(hint);
+            *pilots = Some(Pilots::start(self.options.pilot_workers, follow)?);
+        }
+        let idle = if wanted { None } else { pilots.take() };
+        drop(pilots);
+        drop(idle);
+        self.hints.send_if_modified(|told| std::mem::replace(told, wanted) != wanted);
+        if !tiered {
+            self.close_reader();
+        }
+        Ok(())
+    }
+
     /// A layer that has experts.
     pub(super) fn layer(&self, layer: u32) -> Option<&Arc<Layer>> {
         self.layers.get(layer as usize)?.as_ref()

@@ -43,7 +43,7 @@ impl Shared {
         for layer in self.layers() {
             let state = layer.lock();
             cache.now += layer.bytes(state.slots.cap());
-            cache.least += layer.bytes(least(&state, layer.experts));
+            cache.least += layer.bytes(least(&state));
             cache.slot = cache.slot.max(layer.bytes(1));
         }
         match guard.check(cache) {
@@ -70,7 +70,10 @@ impl Shared {
     /// Gives up to `bytes` of slots back to the layers that lack most of what the plan gives them. The bytes given.
     fn regrow(&self, bytes: u64) -> Result<u64, StoreError> {
         let Ok(_no_claim) = self.claiming.try_lock() else { return Ok(0) };
-        let mut plan = self.plan(&[])?;
+        let shape = self.shape();
+        // Lazy claims may have taken slots that no plan knows.
+        let bytes = bytes.min(self.unclaimed_bytes(&shape));
+        let plan = self.plan(&[])?;
         let mut missing: Vec<usize> = Vec::with_capacity(plan.layers.len());
         for planned in &plan.layers {
             let slots = planned.pinned.len() + planned.cache_slots as usize;
@@ -88,13 +91,13 @@ impl Shared {
             given[index] += 1;
             grown += stride;
         }
-        for ((layer, missing), given) in plan.layers.iter_mut().zip(missing).zip(given) {
-            let withheld = u32::try_from(missing - given).unwrap_or(u32::MAX);
-            layer.cache_slots = layer.cache_slots.saturating_sub(withheld);
-        }
+        let given = plan.layers.iter().zip(given).filter(|(_, given)| *given > 0);
+        let growth = given
+            .filter_map(|(planned, given)| Some((Arc::clone(self.layer(planned.layer)?), given)));
         let promised = self.promised.load(Relaxed);
         self.promise(promised + grown);
-        self.grow(&plan).inspect_err(|_| self.promise(promised))?;
+        self.grow(growth.collect()).inspect_err(|_| self.promise(promised))?;
+        drop(shape);
         Ok(grown)
     }
 
@@ -103,12 +106,13 @@ impl Shared {
     pub(super) fn shrink(&self, bytes: u64) -> u64 {
         // A claim counts on the slots that its plan has given out.
         let Ok(_no_claim) = self.claiming.try_lock() else { return 0 };
+        let _no_lazy_claim = self.shape();
         let mut layers: Vec<(&Arc<Layer>, usize, usize)> = self
             .layers()
             .map(|layer| {
                 let state = layer.lock();
                 let cap = state.slots.cap();
-                (layer, cap, cap.saturating_sub(least(&state, layer.experts)))
+                (layer, cap, cap.saturating_sub(least(&state)))
             })
             .collect();
         let mut taken = 0;
@@ -135,10 +139,9 @@ impl Shared {
 }
 
 /// Slots that a layer cannot do without: those of pinned experts, and one for the others if there are any.
-fn least(state: &LayerState, experts: u32) -> usize {
+pub(super) fn least(state: &LayerState) -> usize {
     let pinned = state.slots.counts().pinned;
-    let claimed = (0..experts).filter(|&expert| state.slots.is_claimed(expert)).count();
-    pinned + usize::from(claimed > pinned)
+    pinned + usize::from(state.slots.claimed() > pinned)
 }
 
 #[cfg(test)]

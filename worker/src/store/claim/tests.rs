@@ -34,7 +34,7 @@ fn what_fits_is_read_at_once_and_no_thread_stays() {
     let claim = bench.store.claim(&bench.wanted(2, 12), &progress).unwrap();
     assert_eq!(progress.experts.load(Relaxed), 24);
     assert_eq!(bench.store.resident_bytes(), 24 * bench.slab);
-    assert!(!bench.store.wants_hints());
+    assert!(!*bench.store.wants_hints().borrow());
     assert!(!bench.store.shared().has_reader(), "nothing is left to read");
     let counted = bench.store.snapshot();
     assert_eq!((counted.experts_pinned, counted.slots, counted.slots_free), (24, 24, 0));
@@ -57,7 +57,7 @@ fn what_does_not_fit_is_cached() {
     let progress = Counting::default();
     let _claim = bench.store.claim(&bench.wanted(2, 12), &progress).unwrap();
     assert_eq!(progress.experts.load(Relaxed), 0, "nothing is pinned without a history");
-    assert!(bench.store.wants_hints());
+    assert!(*bench.store.wants_hints().borrow());
     let counted = bench.store.snapshot();
     assert_eq!((counted.slots, counted.slot_bytes), (7, 7 * bench.slab));
     bench.run(bench.layers[0], &[0, 1, 2, 3, 4, 5]).unwrap();
@@ -104,7 +104,7 @@ fn two_claims_share_the_memory() {
     assert_eq!(bench.store.snapshot().experts_pinned, 10);
     bench.run(two, &[0, 7, 8, 9]).unwrap();
     assert_eq!(bench.store.snapshot().slots, 12);
-    assert!(!bench.store.wants_hints());
+    assert!(!*bench.store.wants_hints().borrow());
     bench.check_idle();
     drop((second, third));
 }
@@ -159,4 +159,50 @@ fn memory_in_use_is_not_taken() {
         Err(StoreError::NoSuchExpert { layer: 99, .. })
     ));
     bench.check_idle();
+}
+
+/// Two coordinators share a worker that has room for one of them; one leaves, and the other one gets what it left.
+#[test]
+fn those_that_stay_get_what_others_leave() {
+    let bench = Bench::new(12, TierOptions { pilot_workers: 1, ..TierOptions::default() });
+    let (one, two) = (bench.layers[0], bench.layers[1]);
+    let first = bench.store.claim(&[wanted(one, &[0, 1, 2, 3, 4, 5, 6, 7])], &NoProgress).unwrap();
+    let mut hints = bench.store.wants_hints();
+    assert!(!*hints.borrow_and_update());
+    let second = bench.store.claim(&[wanted(two, &[0, 1, 2, 3, 4, 5, 6, 7])], &NoProgress).unwrap();
+    assert!(hints.has_changed().unwrap() && *hints.borrow_and_update(), "now some are on disk");
+    assert_eq!(bench.store.snapshot().experts_pinned, 0);
+    drop(second);
+    bench.wait_for(|bench| bench.store.snapshot().experts_pinned == 8);
+    bench.wait_for(|_| hints.has_changed().unwrap());
+    assert!(!*hints.borrow_and_update(), "nothing is left to read ahead");
+    let reads = bench.reader.reads.load(Relaxed);
+    bench.run(one, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+    assert_eq!(bench.reader.reads.load(Relaxed), reads);
+    bench.check_idle();
+    drop(first);
+}
+
+/// Settings hold for each assignment by itself: the change from one to the next is not refused because both at a time do not
+/// fit.
+#[test]
+fn two_assignments_of_one_worker_may_be_too_large_together() {
+    let all = TierOptions { ram: RamSetting::All, ..TierOptions::default() };
+    let cap = TierOptions { cap: Some(4), ..TierOptions::default() };
+    for options in [all, cap] {
+        let bench = Bench::new(4, TierOptions { pilot_workers: 0, ..options });
+        let (one, two) = (bench.layers[0], bench.layers[1]);
+        let before = bench.store.claim(&[wanted(one, &[0, 1, 2, 3])], &NoProgress).unwrap();
+        let after = bench.store.claim(&[wanted(two, &[0, 1, 2, 3])], &NoProgress).unwrap();
+        for layer in [one, two] {
+            assert_eq!(bench.run(layer, &[0, 1, 2, 3]).unwrap().len(), 4);
+        }
+        assert_eq!(bench.store.snapshot().slots, 4);
+        drop(before);
+        bench.wait_for(|bench| bench.cap(two) == 4);
+        bench.wait_for(|bench| bench.store.snapshot().experts_pinned == 4);
+        bench.run(two, &[0, 1, 2, 3]).unwrap();
+        bench.check_idle();
+        drop(after);
+    }
 }

@@ -19,7 +19,7 @@ fn a_hint_brings_the_expert_before_it_is_wanted() {
     let bench = Bench::new(1000, pilots(3, 1));
     let layer = bench.layers[1];
     let _claim = bench.claim(2, 12);
-    assert!(bench.store.wants_hints());
+    assert!(*bench.store.wants_hints().borrow());
     bench.store.hint(layer, &[4, 9]);
     bench.wait_for(|bench| bench.store.is_ready(layer, &[4, 9]));
     bench.run(layer, &[4, 9, 1]).unwrap();
