@@ -1,5 +1,6 @@
 //! A coordinator and its workers inside one process: the same engine, the same expert function, no sockets.
 
+mod own;
 mod plan;
 mod transport;
 
@@ -27,6 +28,7 @@ use crate::{
     error::Error,
     profile::Moment,
 };
+pub use own::OwnCopy;
 pub use plan::{PlannedWorker, ProcessPlan, engine_terms};
 pub use transport::{LocalError, LocalTransport};
 

@@ -44,9 +44,14 @@ impl HeatCounter {
 
     /// Counts one row of one expert. An expert that does not exist is not counted.
     pub fn count(&mut self, layer: u32, expert: u32) {
+        self.count_rows(layer, expert, 1);
+    }
+
+    /// Counts several rows of one expert.
+    pub fn count_rows(&mut self, layer: u32, expert: u32, rows: u32) {
         let of_layer = self.layers.get_mut(layer as usize);
-        if let Some(rows) = of_layer.and_then(|l| l.fresh.get_mut(expert as usize)) {
-            *rows = rows.saturating_add(1);
+        if let Some(fresh) = of_layer.and_then(|l| l.fresh.get_mut(expert as usize)) {
+            *fresh = fresh.saturating_add(rows);
         }
     }
 

@@ -126,6 +126,8 @@ const COUNTERS: &[Labelled] = &[
         &[
             ("connect", |r| r.links.connects),
             ("loss", |r| r.links.losses),
+            ("probe", |r| r.links.probes),
+            ("probe_failure", |r| r.links.failed_probes),
             ("refusal", |r| r.links.refusals),
         ],
     ),
@@ -216,14 +218,6 @@ const WORKER_TIMES: &[Family<WorkerStats, f64>] = &[
     ),
 ];
 
-const STATES: [LinkState; 5] = [
-    LinkState::Connecting,
-    LinkState::Loading,
-    LinkState::Serving,
-    LinkState::Lost,
-    LinkState::Refused,
-];
-
 impl<F> Collector for CoordinatorCollector<F>
 where
     F: Fn() -> CoordinatorReport + Send + Sync + 'static,
@@ -271,7 +265,7 @@ where
 fn encode_workers(report: &CoordinatorReport, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let (name, help) = ("shimmer_coordinator_workers", "Workers by the state of their link.");
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for state in STATES.map(LinkState::name) {
+    for state in LinkState::ALL.map(LinkState::name) {
         let count = report.workers.iter().filter(|worker| worker.state == state).count() as u64;
         let labels = [("state", state)];
         metric.encode_family(&labels)?.encode_gauge(&count)?;

@@ -1,13 +1,23 @@
 //! Workers behind sockets.
 //!
-//! Each worker has a `link` that connects, greets, assigns, tests, and then carries bytes; it reconnects for ever.
-//! The `board` is what the links agree on: who is there, and the placement that follows. [`RemoteWorkers`] is the
-//! step thread's end: it never waits without a deadline and lets only awaited replies through.
+//! Each worker that the membership store names has a seat and a `link` that connects, greets, assigns, tests, and then
+//! carries bytes; it reconnects for ever. `control` lets the cores of [`membership`](crate::membership) decide and has
+//! placements loaded. The `board` is what all of them agree on. [`RemoteWorkers`] is the step thread's end: it takes a new
+//! placement between two steps, never waits without a deadline and lets only awaited replies through.
 
+mod assignments;
 mod board;
+mod control;
 mod counters;
+mod dial;
+mod heat;
+mod lane;
 mod latency;
 mod link;
+mod own;
+mod peer;
+mod plans;
+mod probe;
 mod remote;
 mod session;
 mod status;
@@ -16,19 +26,24 @@ use std::time::Duration;
 
 use shimmer_kernels::{ActivationRows, MATH_ID};
 use shimmer_model::Container;
-use shimmer_proto::{PROTOCOL_VERSION, address::PeerAddress, expert::v1::Identity};
+use shimmer_proto::{
+    PROTOCOL_VERSION, expert::v1::Identity, membership::records::CoordinatorRecord,
+};
+
+use crate::membership::leader::Timings;
 
 pub use counters::{RemoteCounters, RemoteObserver};
+pub use own::OwnExperts;
 pub use remote::RemoteWorkers;
 pub use status::{ClusterStatus, LinkState};
 
 /// Settings of the links to workers.
 #[derive(Debug, Clone)]
 pub struct RemoteConfig {
-    /// Every worker of the cluster. Requests can be served while all of them are.
-    pub addresses: Vec<PeerAddress>,
-    /// Name of this coordinator in the workers' logs.
+    /// Name of this coordinator in the cluster and in the workers' logs.
     pub coordinator_id: String,
+    /// What others are told about this coordinator; nothing if it is none of theirs.
+    pub announced: Option<CoordinatorRecord>,
     /// Version and commit of the binary.
     pub build: String,
     /// Longest wait for a connection, name resolution included.
@@ -42,6 +57,20 @@ pub struct RemoteConfig {
     pub layer_floor: Duration,
     /// No layer deadline is longer; also the deadline while nothing has been measured.
     pub layer_ceiling: Duration,
+    /// A worker that owes an answer for so long is asked whether it is alive.
+    pub probe_after: Duration,
+    /// Longest wait for the answer; two in a row that do not come end the session.
+    pub probe_timeout: Duration,
+    /// Time from one such question to the next.
+    pub probe_interval: Duration,
+    /// A worker that is alive but owes an answer for so long, whether it is still awaited or not, gets a new session.
+    pub suspect_patience: Duration,
+    /// Copies of an expert in all, on different hosts as far as there are some.
+    pub replicas: usize,
+    /// When placements follow what happens to the workers.
+    pub timings: Timings,
+    /// A new placement does not wait longer for those of its workers that are away.
+    pub switch_patience: Duration,
     /// First wait before another attempt; it doubles with each failure.
     pub backoff_min: Duration,
     /// Longest wait between attempts.
@@ -53,11 +82,17 @@ pub struct RemoteConfig {
 }
 
 impl RemoteConfig {
-    /// The defaults for a list of workers.
-    pub fn new(addresses: Vec<PeerAddress>) -> Self {
+    /// How long an answer to a probe is believed: until the next one is overdue.
+    fn alive_for(&self) -> Duration {
+        self.probe_interval + self.probe_timeout * 2
+    }
+}
+
+impl Default for RemoteConfig {
+    fn default() -> Self {
         Self {
-            addresses,
             coordinator_id: "coordinator".to_owned(),
+            announced: None,
             build: env!("CARGO_PKG_VERSION").to_owned(),
             connect_timeout: Duration::from_secs(5),
             hello_timeout: Duration::from_secs(10),
@@ -65,6 +100,14 @@ impl RemoteConfig {
             // A busy host stops a process for hundreds of milliseconds; a worker is not lost for that.
             layer_floor: Duration::from_secs(2),
             layer_ceiling: Duration::from_secs(10),
+            // Both together find a dead worker within the two seconds that a request may be held up.
+            probe_after: Duration::from_millis(500),
+            probe_timeout: Duration::from_millis(500),
+            probe_interval: Duration::from_millis(500),
+            suspect_patience: Duration::from_secs(60),
+            replicas: 1,
+            timings: Timings::default(),
+            switch_patience: Duration::from_secs(5),
             backoff_min: Duration::from_millis(100),
             backoff_max: Duration::from_secs(5),
             refused_retry: Duration::from_secs(5),
@@ -97,15 +140,6 @@ struct ClusterLayer {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteError {
-    /// No workers were named.
-    #[error("the list of workers is empty")]
-    NoWorkers,
-    /// One address stands twice in the list.
-    #[error("worker {address} is listed twice")]
-    RepeatedWorker {
-        /// The address.
-        address: PeerAddress,
-    },
     /// The container has a self-test digest that is none.
     #[error("the self-test of expert {expert} in layer {layer} is not 16 bytes of hex")]
     SelfTest {

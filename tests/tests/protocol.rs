@@ -1,6 +1,7 @@
 //! The expert stream between real clients and servers on loopback: what is refused, what is counted, what survives.
 
 mod bench;
+mod cluster;
 mod drain;
 mod faults;
 mod frames;

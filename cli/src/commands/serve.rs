@@ -1,12 +1,19 @@
 //! `shimmer serve`: a coordinator until it is asked to stop.
 
+use std::sync::Arc;
+
 use shimmer_coordinator::{
     api::{ServerOptions, serve},
-    engine::EngineConfig,
+    dispatch::FaultPolicy,
+    engine::{EngineConfig, EngineMemory},
+    membership::leader::Timings,
     metrics::{CoordinatorCollector, Sources},
-    transport::{ClusterModel, RemoteConfig, RemoteWorkers},
+    transport::{ClusterModel, OwnExperts, RemoteConfig, RemoteWorkers},
 };
-use shimmer_worker::bind;
+use shimmer_kernels::Kernels;
+use shimmer_model::Container;
+use shimmer_proto::membership::fixed::FixedStore;
+use shimmer_worker::{bind, tier_options::ByteSize};
 use tokio::net::TcpListener;
 
 use super::{BUILD, cannot_listen};
@@ -14,7 +21,7 @@ use crate::{
     block_on,
     config::ServeConfig,
     error::Error,
-    local::{inference, kernels},
+    local::{OwnCopy, engine_terms, inference, kernels, refuse},
     logging,
     metrics::{self, Metrics, Page},
     output, shutdown,
@@ -36,7 +43,11 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         listener.local_addr().map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
     let links = |error| Error::failed("cannot start the links to the workers", error);
     let model = ClusterModel::from_container(&container, BUILD).map_err(links)?;
-    let workers = RemoteWorkers::start(remote(&config), model).map_err(links)?;
+    let own = config.own_experts.map(|size| own_copy(&container, kernels, size, &config));
+    let own = own.transpose()?;
+    let addresses: Vec<_> = config.workers.iter().map(|worker| worker.0.clone()).collect();
+    let store = Arc::new(FixedStore::of_workers(&addresses));
+    let workers = RemoteWorkers::start(remote(&config), model, store, own).map_err(links)?;
     let (status, links) = (workers.status(), workers.observer());
     let name =
         config.model_name.clone().unwrap_or_else(|| container.manifest().source.name.clone());
@@ -75,10 +86,23 @@ fn page(sources: Sources) -> Page {
     }
 }
 
+/// The experts that this process can compute itself.
+fn own_copy(
+    container: &Arc<Container>,
+    kernels: Kernels,
+    size: ByteSize,
+    config: &ServeConfig,
+) -> Result<Box<dyn OwnExperts>, Error> {
+    let beside = engine_terms(EngineMemory::of(container, &engine(config)));
+    let copy = OwnCopy::start(container, kernels, size.0, beside, config.threads);
+    let copy = copy.map_err(|error| refuse(error).with_hint("lower --own-experts"))?;
+    tracing::info!(bytes = size.0, "own copy of the experts, for when no worker has one");
+    Ok(Box::new(copy))
+}
+
 fn remote(config: &ServeConfig) -> RemoteConfig {
-    let defaults =
-        RemoteConfig::new(config.workers.iter().map(|worker| worker.0.clone()).collect());
-    let layer_ceiling = config.layer_timeout.0;
+    let defaults = RemoteConfig::default();
+    let layer_ceiling = config.layer_deadline.0;
     RemoteConfig {
         coordinator_id: config.id.clone(),
         build: BUILD.to_owned(),
@@ -86,6 +110,9 @@ fn remote(config: &ServeConfig) -> RemoteConfig {
         load_stall_timeout: config.load_stall_timeout.0,
         layer_floor: defaults.layer_floor.min(layer_ceiling),
         layer_ceiling,
+        probe_timeout: config.probe_timeout.0,
+        replicas: config.replicas,
+        timings: Timings { replace_after: config.replace_after.0, ..defaults.timings },
         ..defaults
     }
 }
@@ -99,7 +126,12 @@ fn engine(config: &ServeConfig) -> EngineConfig {
         max_waiting: config.queue,
         kv_budget_bytes: config.kv_budget.0,
         context_length: config.context,
-        layer_deadline: config.layer_timeout.0,
+        layer_deadline: config.layer_deadline.0,
+        faults: FaultPolicy {
+            hedge_factor: config.hedge,
+            audit_per_10k: config.audit_per_10k,
+            ..FaultPolicy::default()
+        },
         ..EngineConfig::default()
     }
 }

@@ -5,10 +5,14 @@ use std::{
     num::{NonZeroU32, NonZeroUsize},
     path::PathBuf,
     sync::Arc,
+    time::Duration,
 };
 
 use shimmer_kernels::Isa;
-use shimmer_proto::membership::{MembershipStore, fixed::FixedStore};
+use shimmer_proto::{
+    limits::MAX_COPIES,
+    membership::{MembershipStore, fixed::FixedStore},
+};
 
 use super::{
     ByteSize, ClusterConfig, ConfigError, HostPort, IsaName, Period, Settings,
@@ -91,9 +95,37 @@ settings_with_cluster! {
         #[arg(long, env = "SHIMMER_LOAD_STALL_TIMEOUT", value_name = "TIME")]
         load_stall_timeout: Period = Period::seconds(120), because "a load takes what the disk takes, but it moves";
 
-        /// Time to wait for a worker's results of one layer before it counts as lost
-        #[arg(long, env = "SHIMMER_LAYER_TIMEOUT", value_name = "TIME")]
-        layer_timeout: Period = Period::seconds(10), because "far above the slowest layer of a full prefill chunk";
+        /// Time to wait for a worker's results of one layer before it counts as lost, even if it is alive
+        #[arg(long, visible_alias = "layer-timeout", env = "SHIMMER_LAYER_DEADLINE", value_name = "TIME")]
+        #[serde(alias = "layer-timeout")]
+        layer_deadline: Period = Period::seconds(10), because "far above the slowest layer of a full prefill chunk";
+
+        /// Time to wait for the answer of a worker that owes results and is asked whether it is alive
+        #[arg(long, env = "SHIMMER_PROBE_TIMEOUT", value_name = "TIME")]
+        probe_timeout: Period = Period(Duration::from_millis(500)),
+            because "a live worker answers at once, whatever it computes; two missed answers in a row are a loss";
+
+        /// Copies of each expert in all, on different hosts where there are some; the hottest first, as far as the workers have room
+        #[arg(long, env = "SHIMMER_REPLICAS", value_name = "COUNT", allow_negative_numbers = true)]
+        replicas: NonZeroUsize = NonZeroUsize::MIN,
+            because "any worker stands in for another one from its own drive; copies in memory only make that faster";
+
+        /// Sends work to a second worker when the first takes this many times longer than is usual for it; 0 never does
+        #[arg(long, env = "SHIMMER_HEDGE", value_name = "FACTOR", allow_negative_numbers = true)]
+        hedge: f64 = 2.0, because "of the slowest of its recent answers: twice that is no noise";
+
+        /// Share of the work that two workers compute and that is compared, in percent
+        #[arg(long, env = "SHIMMER_AUDIT", value_name = "PERCENT", allow_negative_numbers = true)]
+        audit: f64 = 0.0, because "finds memory that lies at the price of the work; 1 is a good start";
+
+        /// Time for which the experts of a worker that is gone are not placed elsewhere; others stand in meanwhile
+        #[arg(long, env = "SHIMMER_REPLACE_AFTER", value_name = "TIME")]
+        replace_after: Period = Period::seconds(30), because "a restart takes less, and then nothing has to move";
+
+        /// RAM for a copy of the experts in this process, asked when no worker is left that has one; for example 4GiB
+        #[arg(long, env = "SHIMMER_OWN_EXPERTS", value_name = "SIZE")]
+        own_experts: ByteSize,
+            because "without it there is no such copy, and a request that nobody can serve ends with UNAVAILABLE";
 
         /// Time that running answers get after SIGTERM
         #[arg(long, env = "SHIMMER_DRAIN_TIMEOUT", value_name = "TIME")]
@@ -136,7 +168,16 @@ pub struct ServeConfig {
     pub prefill_chunk: usize,
     pub connect_timeout: Period,
     pub load_stall_timeout: Period,
-    pub layer_timeout: Period,
+    pub layer_deadline: Period,
+    pub probe_timeout: Period,
+    pub replicas: usize,
+    /// 0: never.
+    pub hedge: f64,
+    /// Of ten thousand messages.
+    pub audit_per_10k: u32,
+    pub replace_after: Period,
+    /// Absent: no copy.
+    pub own_experts: Option<ByteSize>,
     pub drain_timeout: Period,
     /// Absent: no page.
     pub metrics_listen: Option<SocketAddr>,
@@ -188,12 +229,28 @@ impl ServeSettings {
         for (key, period) in [
             ("connect-timeout", all.connect_timeout),
             ("load-stall-timeout", all.load_stall_timeout),
-            ("layer-timeout", all.layer_timeout),
+            ("layer-deadline", all.layer_deadline),
+            ("probe-timeout", all.probe_timeout),
         ] {
             if period.is_some_and(|period| period.0.is_zero()) {
                 return Err(ConfigError::invalid(key, "0 leaves no time to answer"));
             }
         }
+        let replicas = all.replicas.ok_or_else(|| missing("replicas"))?.get();
+        if replicas > MAX_COPIES {
+            return Err(ConfigError::invalid(
+                "replicas",
+                format!("is above {MAX_COPIES}, the most copies that an expert can have"),
+            ));
+        }
+        let hedge = all.hedge.ok_or_else(|| missing("hedge"))?;
+        if hedge != 0.0 && !(1.0..=1000.0).contains(&hedge) {
+            return Err(ConfigError::invalid(
+                "hedge",
+                "must be from 1 to 1000 times what is usual, or 0 for never",
+            ));
+        }
+        let audit_per_10k = audit_per_10k(all.audit.ok_or_else(|| missing("audit"))?)?;
         Ok(ServeConfig {
             container: all.container.ok_or_else(|| missing("container"))?,
             workers,
@@ -213,7 +270,13 @@ impl ServeSettings {
             load_stall_timeout: all
                 .load_stall_timeout
                 .ok_or_else(|| missing("load-stall-timeout"))?,
-            layer_timeout: all.layer_timeout.ok_or_else(|| missing("layer-timeout"))?,
+            layer_deadline: all.layer_deadline.ok_or_else(|| missing("layer-deadline"))?,
+            probe_timeout: all.probe_timeout.ok_or_else(|| missing("probe-timeout"))?,
+            replicas,
+            hedge,
+            audit_per_10k,
+            replace_after: all.replace_after.ok_or_else(|| missing("replace-after"))?,
+            own_experts: all.own_experts,
             drain_timeout: all.drain_timeout.ok_or_else(|| missing("drain-timeout"))?,
             metrics_listen: all.metrics_listen,
             log: all.log.ok_or_else(|| missing("log"))?,
@@ -233,4 +296,18 @@ impl ServeConfig {
             None => Ok(Arc::new(FixedStore::of_workers(self.workers.iter().map(|w| &w.0)))),
         }
     }
+}
+
+/// A share in percent as messages of ten thousand. A share that is not 0 is never rounded to 0.
+fn audit_per_10k(percent: f64) -> Result<u32, ConfigError> {
+    if !(0.0..=100.0).contains(&percent) {
+        return Err(ConfigError::invalid("audit", "must be from 0 to 100 percent"));
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "from 0 to 10000 by the check above"
+    )]
+    let share = (percent * 100.0).ceil() as u32;
+    Ok(share)
 }

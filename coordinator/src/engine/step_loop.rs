@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use rayon::prelude::*;
 use shimmer_kernels::AttentionSpan;
 
@@ -22,6 +22,9 @@ use crate::scheduler::{Scheduler, SequenceId, Span};
 use crate::sequence::{Ended, Sampled, Sequence};
 use crate::tokenizer::Tokenizer;
 use crate::trunk::{StepRows, Trunk};
+
+/// How often an idle step thread looks whether the workers have changed. The look costs a few loads.
+const IDLE_LOOK: Duration = Duration::from_millis(100);
 
 /// What the step thread owns.
 #[derive(Debug)]
@@ -72,14 +75,17 @@ impl StepLoop<'_> {
 
     /// Waits for a command while there is nothing to do; false at the end.
     fn take_commands(&mut self, commands: &Receiver<Command>) -> bool {
-        if self.scheduler.is_idle() {
-            match commands.recv() {
+        while self.scheduler.is_idle() {
+            match commands.recv_timeout(IDLE_LOOK) {
                 Ok(command) => {
                     if !self.apply(command) {
                         return false;
                     }
+                    break;
                 }
-                Err(_) => return false,
+                // A placement that is ready comes into force without traffic too.
+                Err(RecvTimeoutError::Timeout) => self.transport.between_steps(),
+                Err(RecvTimeoutError::Disconnected) => return false,
             }
         }
         loop {

@@ -1,142 +1,278 @@
-//! What the links agree on: who has been greeted, and the placement that follows from it.
+//! What the links agree on: the seats of the workers, who has been greeted, which placements are followed.
 //!
-//! The placement needs every worker's hello, so the first one is made when the last worker has been greeted. A worker that
-//! was lost keeps its experts; a worker that comes back as another one (other name, weight or layers) makes a new
-//! placement with a higher generation.
+//! A worker's seat is its number for as long as this coordinator lives. Seats are made by the records of the membership
+//! store and by placements that name a worker; they are never given to another worker.
+
+mod seat;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shimmer_proto::{
-    address::PeerAddress, expert::v1::WorkerHello, identity::shown, v1::WorkerStatus,
+    address::PeerAddress,
+    expert::v1::WorkerHello,
+    identity::shown,
+    limits::MAX_WORKERS,
+    membership::{
+        Snapshot,
+        records::{DRAINS, QUARANTINES, QuarantineRecord, WORKERS, WorkerRecord, id_in},
+    },
 };
 use tokio::sync::watch;
 
 use super::{
     ClusterModel,
+    lane::Lane,
+    plans::Plans,
     status::{ClusterStatus, LinkState},
 };
-use crate::placement::{Candidate, PlacedLayer, Placement, PlacementError};
+use crate::placement::{Candidate, Placement};
+pub(super) use seat::{Orders, SeatFacts};
+use seat::{Quarantine, Seat};
 
-/// A placement that is in force.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Plan {
-    pub(super) generation: u64,
-    pub(super) placement: Arc<Placement>,
-}
-
-/// Shared by all links and the step thread.
+/// Shared by all links, the control task and the step thread.
 #[derive(Debug)]
 pub(super) struct Board {
     state: Mutex<State>,
-    plan: watch::Sender<Option<Plan>>,
+    plans: watch::Sender<Plans>,
+    roster: watch::Sender<Vec<Member>>,
     status: watch::Sender<ClusterStatus>,
-    layers: Vec<PlacedLayer>,
+    /// What the control task looks at, by seat.
+    facts: watch::Sender<Vec<SeatFacts>>,
+    /// Layers with routed experts, and whether the coordinator has a copy of its own.
+    layers: Vec<(u32, bool)>,
+    /// Whether the store knows addresses only, and ids come with the hellos.
+    fixed: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     seats: Vec<Seat>,
-    generation: u64,
-    /// Why there is no placement although every worker is known.
-    fault: Option<PlacementError>,
 }
 
+/// A seat as the step thread sees it.
+#[derive(Debug, Clone)]
+pub(super) struct Member {
+    /// The worker's id, or its address before its hello.
+    pub(super) name: String,
+    pub(super) lane: Arc<Lane>,
+    pub(super) absent_layers: Arc<[u32]>,
+    pub(super) weight: f64,
+}
+
+/// A seat that needs a link.
 #[derive(Debug)]
-struct Seat {
-    address: PeerAddress,
-    candidate: Option<Candidate>,
-    state: LinkState,
-    detail: String,
-    experts: u64,
-    bytes: u64,
+pub(super) struct NewSeat {
+    pub(super) worker: usize,
+    pub(super) lane: Arc<Lane>,
+    pub(super) orders: watch::Receiver<Orders>,
 }
 
 impl Board {
-    pub(super) fn new(addresses: &[PeerAddress], model: &ClusterModel) -> Self {
-        let seat = |address: &PeerAddress| Seat {
-            address: address.clone(),
-            candidate: None,
-            state: LinkState::Connecting,
-            detail: "not connected yet".to_owned(),
-            experts: 0,
-            bytes: 0,
-        };
-        let layers = model
-            .layers
-            .iter()
-            .map(|l| PlacedLayer {
-                layer: l.layer,
-                experts: u32::try_from(l.self_tests.len()).unwrap_or(u32::MAX),
-                slab_bytes: l.slab_bytes,
-            })
-            .collect();
-        let state =
-            State { seats: addresses.iter().map(seat).collect(), generation: 0, fault: None };
-        let status = watch::Sender::new(state.status());
-        Self { state: Mutex::new(state), plan: watch::Sender::new(None), status, layers }
+    pub(super) fn new(model: &ClusterModel, own: &[u32], fixed: bool) -> Self {
+        Self {
+            state: Mutex::default(),
+            plans: watch::Sender::default(),
+            roster: watch::Sender::default(),
+            status: watch::Sender::default(),
+            facts: watch::Sender::default(),
+            layers: model.layers.iter().map(|l| (l.layer, own.contains(&l.layer))).collect(),
+            fixed,
+        }
     }
 
-    /// Seats a worker by its hello. The refusal names what does not fit.
-    pub(super) fn greet(&self, worker: usize, hello: &WorkerHello) -> Result<(), String> {
-        let candidate = Candidate {
-            id: hello.worker_id.clone(),
-            weight: hello.weight,
-            absent_layers: hello.absent_layers.clone(),
-            host: hello.host.clone(),
-            ram_budget_bytes: hello.ram_budget_bytes,
-        };
-        // One candidate alone: its name and weight are checked before it can spoil the placement of all.
+    /// Follows the membership store. Returns the seats that are new.
+    pub(super) fn follow(&self, snapshot: &Snapshot) -> Vec<NewSeat> {
+        let mut made = Vec::new();
+        let mut state = self.lock();
+        for seat in &mut state.seats {
+            seat.record = None;
+        }
+        for (key, entry) in &snapshot.entries {
+            let Some(name) = id_in(WORKERS, key) else { continue };
+            let record = serde_json::from_str::<WorkerRecord>(&entry.value);
+            let parsed = record.map_err(|error| error.to_string()).and_then(|record| {
+                let address = record.address.parse::<PeerAddress>();
+                address.map(|address| (address, record)).map_err(|error| error.to_string())
+            });
+            let (address, record) = match parsed {
+                Ok(parsed) => parsed,
+                Err(detail) => {
+                    tracing::warn!(key = shown(key), detail, "ignoring a record of a worker");
+                    continue;
+                }
+            };
+            let name = if self.fixed { None } else { Some(name) };
+            let found = state.seats.iter().position(|seat| match name {
+                Some(id) => seat.id.as_deref() == Some(id),
+                None => seat.address() == Some(&address),
+            });
+            let index = match found {
+                Some(index) => index,
+                None => match Self::seat(&mut state, name, Some(address.clone())) {
+                    Some(new) => {
+                        made.push(new);
+                        state.seats.len() - 1
+                    }
+                    None => continue,
+                },
+            };
+            state.seats[index].follow(address, record);
+        }
+        for seat in &mut state.seats {
+            let Some(id) = seat.id.as_deref() else { continue };
+            seat.to_drain = snapshot.entries.contains_key(&format!("{DRAINS}{id}"));
+            let quarantine = snapshot.entries.get(&format!("{QUARANTINES}{id}"));
+            let reason = quarantine.map(|entry| {
+                serde_json::from_str::<QuarantineRecord>(&entry.value)
+                    .map_or_else(|_| "its record cannot be read".to_owned(), |record| record.reason)
+            });
+            seat.quarantine.follow(reason, snapshot.revision);
+        }
+        self.review(&mut state);
+        made
+    }
+
+    /// The seats of these workers, which a placement names; made where there is none.
+    pub(super) fn seats_of(&self, ids: &[String]) -> Option<(Vec<usize>, Vec<NewSeat>)> {
+        let mut made = Vec::new();
+        let mut state = self.lock();
+        let mut seats = Vec::with_capacity(ids.len());
+        for id in ids {
+            let found = state.seats.iter().position(|seat| seat.id.as_ref() == Some(id));
+            if found.is_none() {
+                made.push(Self::seat(&mut state, Some(id), None)?);
+            }
+            seats.push(found.unwrap_or(state.seats.len() - 1));
+        }
+        self.review(&mut state);
+        Some((seats, made))
+    }
+
+    /// Makes a seat; none beyond the limit.
+    fn seat(state: &mut State, id: Option<&str>, address: Option<PeerAddress>) -> Option<NewSeat> {
+        let worker = state.seats.len();
+        if worker == MAX_WORKERS {
+            let worker = id.map(shown).or_else(|| Some(address?.to_string())).unwrap_or_default();
+            tracing::error!(
+                worker,
+                "no seat is left for a worker: a cluster has at most {MAX_WORKERS}, those that have gone included; restart the coordinator to forget those"
+            );
+            return None;
+        }
+        let seat = Seat::new(id.map(str::to_owned), address);
+        let new = NewSeat { worker, lane: Arc::clone(&seat.lane), orders: seat.orders() };
+        state.seats.push(seat);
+        Some(new)
+    }
+
+    /// Takes a worker's hello. The refusal names what does not fit.
+    pub(super) fn greet(
+        &self,
+        worker: usize,
+        session: u64,
+        hello: &WorkerHello,
+    ) -> Result<(), String> {
+        let candidate =
+            Candidate { id: hello.worker_id.clone(), weight: hello.weight, ..Candidate::default() };
+        // One candidate alone: its weight is checked before it can spoil the placement of all.
         Placement::compute(&[], std::slice::from_ref(&candidate))
             .map_err(|error| error.to_string())?;
-        if candidate.id.is_empty() || candidate.id.len() > 64 {
-            return Err(format!(
-                "worker id {} is empty or longer than 64 bytes",
-                shown(&candidate.id)
-            ));
+        let id = &hello.worker_id;
+        if id.is_empty() || id.len() > 64 {
+            return Err(format!("worker id {} is empty or longer than 64 bytes", shown(id)));
         }
         let mut state = self.lock();
-        let mut others = state.seats.iter_mut().enumerate().filter(|(other, _)| *other != worker);
-        if let Some((_, seat)) =
-            others.find(|(_, seat)| seat.candidate.as_ref().is_some_and(|c| c.id == candidate.id))
+        if !self.fixed
+            && let Some(expected) = &state.seats[worker].id
+            && expected != id
         {
-            if matches!(seat.state, LinkState::Loading | LinkState::Serving) {
-                let id = shown(&candidate.id);
+            return Err(format!(
+                "worker {} answers at the address that worker {} has in the membership store",
+                shown(id),
+                shown(expected)
+            ));
+        }
+        let mut others = state.seats.iter_mut().enumerate().filter(|(other, _)| *other != worker);
+        if let Some((_, seat)) = others.find(|(_, seat)| seat.id.as_ref() == Some(id)) {
+            if matches!(seat.link, LinkState::Loading | LinkState::Serving) {
                 return Err(format!(
-                    "worker id {id} is already used by {}; ids must be unique",
-                    seat.address
+                    "worker id {} is already used by {}; ids must be unique",
+                    shown(id),
+                    seat.address_text()
                 ));
             }
             // The worker has moved to another address of the list.
-            seat.candidate = None;
+            seat.forget();
         }
-        if state.seats[worker].candidate.as_ref() != Some(&candidate) {
-            state.seats[worker].candidate = Some(candidate);
-            self.place(&mut state);
-        }
-        if let Some(fault) = &state.fault {
-            return Err(fault.to_string());
-        }
+        state.seats[worker].greet(hello, session);
+        self.review(&mut state);
         Ok(())
     }
 
-    fn place(&self, state: &mut State) {
-        let candidates: Option<Vec<Candidate>> =
-            state.seats.iter().map(|seat| seat.candidate.clone()).collect();
-        let Some(candidates) = candidates else { return };
-        match Placement::compute(&self.layers, &candidates) {
-            Ok(placement) => {
-                state.generation += 1;
-                state.fault = None;
-                let placement = Arc::new(placement);
-                self.plan.send_replace(Some(Plan { generation: state.generation, placement }));
+    /// Recomputes what follows from the seats, under their lock.
+    fn review(&self, state: &mut State) {
+        let plans = self.plans.borrow().clone();
+        for (worker, seat) in state.seats.iter_mut().enumerate() {
+            seat.review(plans.in_force.is_some() && !plans.names(worker), self.fixed);
+        }
+        let roster: Vec<Member> = state.seats.iter().map(Seat::member).collect();
+        self.roster.send_if_modified(|old| {
+            let differs = old.len() != roster.len()
+                || old.iter().zip(&roster).any(|(old, new)| {
+                    (&old.name, &old.absent_layers) != (&new.name, &new.absent_layers)
+                });
+            if differs {
+                *old = roster;
             }
-            Err(error) => state.fault = Some(error),
+            differs
+        });
+        let status = self.status_of(state, &plans);
+        self.status.send_if_modified(|old| {
+            let differs = *old != status;
+            *old = status;
+            differs
+        });
+        let facts: Vec<SeatFacts> = state.seats.iter().map(Seat::facts).collect();
+        self.facts.send_if_modified(|old| {
+            let differs = *old != facts;
+            *old = facts;
+            differs
+        });
+    }
+
+    fn status_of(&self, state: &State, plans: &Plans) -> ClusterStatus {
+        let generation = plans.coming().map_or(0, |plan| plan.generation);
+        // A worker that serves can stand in for every other one in the layers that it has.
+        let covered = |&(layer, own): &(u32, bool)| {
+            own || state.seats.iter().any(|seat| seat.covers(layer, generation))
+        };
+        ClusterStatus {
+            workers: state.seats.iter().map(Seat::status).collect(),
+            complete: generation != 0 && self.layers.iter().all(covered),
         }
     }
 
-    /// Follows the placement.
-    pub(super) fn plan(&self) -> watch::Receiver<Option<Plan>> {
-        self.plan.subscribe()
+    /// Follows the placements.
+    pub(super) fn plans(&self) -> watch::Receiver<Plans> {
+        self.plans.subscribe()
+    }
+
+    /// Changes the placements.
+    pub(super) fn plan<R>(&self, change: impl FnOnce(&mut Plans) -> R) -> R {
+        let mut result = None;
+        let mut state = self.lock();
+        self.plans.send_if_modified(|plans| {
+            let before = plans.clone();
+            result = Some(change(plans));
+            *plans != before
+        });
+        self.review(&mut state);
+        result.expect("the change was made")
+    }
+
+    /// Follows the seats.
+    pub(super) fn roster(&self) -> watch::Receiver<Vec<Member>> {
+        self.roster.subscribe()
     }
 
     /// Follows the status.
@@ -144,10 +280,15 @@ impl Board {
         self.status.subscribe()
     }
 
+    /// Follows what is known of each seat.
+    pub(super) fn facts(&self) -> watch::Receiver<Vec<SeatFacts>> {
+        self.facts.subscribe()
+    }
+
     /// Tells where a link has got to, and why.
     pub(super) fn tell(&self, worker: usize, link: LinkState, detail: impl Into<String>) {
         self.update(worker, |seat| {
-            seat.state = link;
+            seat.link = link;
             seat.detail = detail.into();
         });
     }
@@ -157,13 +298,64 @@ impl Board {
         self.update(worker, |seat| (seat.experts, seat.bytes) = (experts, bytes));
     }
 
+    /// Tells which generations a worker has ready; 0 stands for none.
+    pub(super) fn tell_ready(&self, worker: usize, ready: [u64; 2]) {
+        self.update(worker, |seat| seat.ready = ready);
+    }
+
+    /// Tells that a worker cannot take what it was given.
+    pub(super) fn tell_refused(&self, worker: usize, detail: &str) {
+        self.update(worker, |seat| seat.refuse(detail));
+    }
+
+    /// Tells that a worker is about to leave.
+    pub(super) fn tell_leaving(&self, worker: usize) {
+        self.update(worker, |seat| seat.said_goodbye = true);
+    }
+
+    /// Tells that a session has ended.
+    pub(super) fn tell_ended(&self, worker: usize, link: LinkState, detail: &str) {
+        self.update(worker, |seat| {
+            seat.ended();
+            (seat.link, seat.detail) = (link, detail.to_owned());
+        });
+    }
+
+    /// Takes a worker out of service until the store's record says otherwise.
+    pub(super) fn quarantine(&self, worker: usize, reason: &str) {
+        self.update(worker, |seat| seat.quarantine = Quarantine::Wanted(reason.to_owned()));
+    }
+
+    /// Quarantines that the store does not know of yet.
+    pub(super) fn unwritten_quarantines(&self) -> Vec<(String, String)> {
+        let state = self.lock();
+        let wanted = state.seats.iter().filter_map(|seat| match &seat.quarantine {
+            Quarantine::Wanted(reason) => Some((seat.id.clone()?, reason.clone())),
+            _ => None,
+        });
+        wanted.collect()
+    }
+
+    /// Takes down that a quarantine was written.
+    pub(super) fn quarantine_written(&self, id: &str, revision: u64) {
+        let mut state = self.lock();
+        if let Some(seat) = state.seats.iter_mut().find(|seat| seat.id.as_deref() == Some(id)) {
+            seat.quarantine.written(revision);
+        }
+    }
+
+    /// Shows a change that only the lane knows.
+    pub(super) fn refresh(&self) {
+        self.review(&mut self.lock());
+    }
+
     /// Name and address of a worker for messages.
     pub(super) fn name(&self, worker: usize) -> String {
         let state = self.lock();
         let seat = &state.seats[worker];
-        match &seat.candidate {
-            Some(candidate) => format!("worker {} ({})", shown(&candidate.id), seat.address),
-            None => format!("worker at {}", seat.address),
+        match &seat.id {
+            Some(id) => format!("worker {} ({})", shown(id), seat.address_text()),
+            None => format!("worker at {}", seat.address_text()),
         }
     }
 
@@ -171,18 +363,13 @@ impl Board {
     pub(super) fn told(&self, worker: usize) -> (LinkState, String) {
         let state = self.lock();
         let seat = &state.seats[worker];
-        (seat.state, seat.detail.clone())
+        (seat.link, seat.detail.clone())
     }
 
     fn update(&self, worker: usize, change: impl FnOnce(&mut Seat)) {
         let mut state = self.lock();
         change(&mut state.seats[worker]);
-        let status = state.status();
-        self.status.send_if_modified(|old| {
-            let differs = *old != status;
-            *old = status;
-            differs
-        });
+        self.review(&mut state);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -190,102 +377,5 @@ impl Board {
     }
 }
 
-impl State {
-    fn status(&self) -> ClusterStatus {
-        let workers = self.seats.iter().map(|seat| WorkerStatus {
-            worker_id: seat.candidate.as_ref().map(|c| shown(&c.id)).unwrap_or_default(),
-            endpoint: seat.address.to_string(),
-            state: seat.state.name().to_owned(),
-            experts: seat.experts,
-            bytes: seat.bytes,
-            detail: seat.detail.clone(),
-        });
-        let complete = self.seats.iter().all(|seat| seat.state == LinkState::Serving);
-        ClusterStatus { workers: workers.collect(), complete }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn board(workers: u16) -> Board {
-        let addresses: Vec<PeerAddress> =
-            (0..workers).map(|i| format!("h{i}:7000").parse().unwrap()).collect();
-        let layer =
-            super::super::ClusterLayer { layer: 1, slab_bytes: 4096, self_tests: vec![[0; 16]; 8] };
-        let model = ClusterModel {
-            identity: shimmer_proto::expert::v1::Identity::default(),
-            row_bytes: 68,
-            hidden: 64,
-            layers: vec![layer],
-        };
-        Board::new(&addresses, &model)
-    }
-
-    fn hello(id: &str, weight: f64) -> WorkerHello {
-        WorkerHello { worker_id: id.to_owned(), weight, ..WorkerHello::default() }
-    }
-
-    fn generation(board: &Board) -> Option<u64> {
-        board.plan().borrow().as_ref().map(|plan| plan.generation)
-    }
-
-    #[test]
-    fn the_placement_waits_for_the_last_hello_and_changes_only_with_the_workers() {
-        let board = board(2);
-        board.greet(0, &hello("a", 1.0)).unwrap();
-        assert_eq!(generation(&board), None);
-        board.greet(1, &hello("b", 1.0)).unwrap();
-        assert_eq!(generation(&board), Some(1));
-        board.tell(1, LinkState::Lost, "connection reset");
-        board.greet(1, &hello("b", 1.0)).unwrap();
-        assert_eq!(generation(&board), Some(1));
-        board.greet(1, &hello("b", 2.0)).unwrap();
-        assert_eq!(generation(&board), Some(2));
-    }
-
-    #[test]
-    fn hellos_that_do_not_fit_are_refused_by_name() {
-        let board = board(2);
-        board.greet(0, &hello("a", 1.0)).unwrap();
-        board.tell(0, LinkState::Loading, "");
-        assert!(board.greet(1, &hello("a", 1.0)).unwrap_err().contains("already used by h0:7000"));
-        assert!(board.greet(1, &hello("b", 0.0)).unwrap_err().contains("worker b has weight 0"));
-        assert!(board.greet(1, &hello("", 1.0)).unwrap_err().contains("is empty"));
-        let absent = WorkerHello { absent_layers: vec![1], ..hello("b", 1.0) };
-        board.greet(1, &absent).unwrap();
-        let absent = WorkerHello { absent_layers: vec![1], ..hello("a", 1.0) };
-        assert!(
-            board.greet(0, &absent).unwrap_err().contains("no worker has the experts of layer 1")
-        );
-        assert_eq!(board.greet(0, &hello("a", 1.0)), Ok(()));
-    }
-
-    #[test]
-    fn workers_may_swap_addresses() {
-        let board = board(2);
-        board.greet(0, &hello("a", 1.0)).unwrap();
-        board.greet(1, &hello("b", 1.0)).unwrap();
-        board.tell(0, LinkState::Lost, "");
-        board.tell(1, LinkState::Lost, "");
-        board.greet(0, &hello("b", 1.0)).unwrap();
-        board.greet(1, &hello("a", 1.0)).unwrap();
-        assert_eq!(generation(&board), Some(2));
-    }
-
-    #[test]
-    fn the_cluster_is_complete_when_all_serve() {
-        let board = board(2);
-        let status = board.status();
-        board.tell(0, LinkState::Serving, "");
-        assert!(!status.borrow().complete);
-        board.tell(1, LinkState::Serving, "");
-        board.tell_resident(1, 4, 16_384);
-        assert!(status.borrow().complete);
-        assert_eq!(status.borrow().workers[1].bytes, 16_384);
-        board.tell(0, LinkState::Lost, "gone");
-        assert!(!status.borrow().complete);
-        assert_eq!(board.told(0), (LinkState::Lost, "gone".to_owned()));
-    }
-}
+mod tests;

@@ -6,8 +6,9 @@ use std::sync::{
 };
 
 use serde::Serialize;
+use tokio::sync::watch;
 
-use super::link::{Lane, LinkCounters};
+use super::{board::Member, lane::LinkCounters};
 use crate::fence::Dropped;
 
 /// What the links have counted.
@@ -23,6 +24,10 @@ pub struct RemoteCounters {
     pub corrupt_frames: u64,
     /// Frames that are too large or no message.
     pub unreadable_frames: u64,
+    /// Workers asked whether they are alive, because they owed an answer.
+    pub probes: u64,
+    /// Those of these that did not answer.
+    pub failed_probes: u64,
     /// Replies that were not awaited.
     pub dropped: Dropped,
 }
@@ -30,16 +35,17 @@ pub struct RemoteCounters {
 /// Reads what the links count.
 #[derive(Debug, Clone)]
 pub struct RemoteObserver {
-    pub(super) lanes: Vec<Arc<Lane>>,
+    pub(super) roster: watch::Receiver<Vec<Member>>,
     pub(super) dropped: Arc<Mutex<Dropped>>,
 }
 
 impl RemoteObserver {
     /// What has been counted so far.
     pub fn counters(&self) -> RemoteCounters {
+        let roster = self.roster.borrow();
         let sum = |pick: fn(&LinkCounters) -> &AtomicU64| {
-            let counts = self.lanes.iter().map(|lane| pick(&lane.counters).load(Ordering::Relaxed));
-            counts.fold(0, u64::saturating_add)
+            let count = |member: &Member| pick(&member.lane.counters).load(Ordering::Relaxed);
+            roster.iter().map(count).fold(0, u64::saturating_add)
         };
         RemoteCounters {
             connects: sum(|counters| &counters.connects),
@@ -47,6 +53,8 @@ impl RemoteObserver {
             refusals: sum(|counters| &counters.refusals),
             corrupt_frames: sum(|counters| &counters.corrupt_frames),
             unreadable_frames: sum(|counters| &counters.unreadable_frames),
+            probes: sum(|counters| &counters.probes),
+            failed_probes: sum(|counters| &counters.failed_probes),
             dropped: *self.dropped.lock().unwrap_or_else(PoisonError::into_inner),
         }
     }

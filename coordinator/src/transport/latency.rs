@@ -1,4 +1,4 @@
-//! How long a worker may take: a multiple of what it took lately for work of the same size, within bounds. A plain state
+//! How long a worker may take, and how long it usually takes: by what it took lately for work of the same size. A plain state
 //! machine; times are arguments.
 
 use std::time::Duration;
@@ -9,6 +9,8 @@ const MULTIPLE: u32 = 8;
 const WINDOW: usize = 64;
 /// Replies before the measurement is believed.
 const ENOUGH: usize = 16;
+/// One of so many replies is no measure of what is usual: it may be the one that came while the host was busy.
+const ONE_OUTLIER_OF: usize = 24;
 /// Sizes are told apart by the power of two of their rows.
 const SIZES: usize = 14;
 
@@ -49,6 +51,23 @@ impl LatencyTracker {
         let slowest = window.replies.iter().max().copied().unwrap_or(self.ceiling);
         slowest.saturating_mul(MULTIPLE).clamp(self.floor, self.ceiling)
     }
+
+    /// How long work of so many rows takes at most, outliers aside; none while too little has been measured.
+    pub(super) fn usual(&self, rows: u32) -> Option<Duration> {
+        let replies = &self.sizes[size(rows)].replies;
+        if replies.len() < ENOUGH {
+            return None;
+        }
+        let mut slowest = [Duration::ZERO; WINDOW / ONE_OUTLIER_OF + 1];
+        for &took in replies {
+            // The smallest of the slowest makes room.
+            if let Some(least) = slowest.iter_mut().min().filter(|least| **least < took) {
+                *least = took;
+            }
+        }
+        slowest.sort_unstable_by(|a, b| b.cmp(a));
+        slowest.get(replies.len() / ONE_OUTLIER_OF).copied()
+    }
 }
 
 fn size(rows: u32) -> usize {
@@ -80,5 +99,24 @@ mod tests {
         check(&[(1, 1, 64), (512, 300, 20)], 700, 2400);
         check(&[(1, 1, 64)], 512, 10_000);
         check(&[(u32::MAX, 100, 20)], u32::MAX, 800);
+    }
+
+    #[test]
+    fn what_is_usual_is_not_told_by_outliers() {
+        let ms = Duration::from_millis;
+        let usual = |replies: &[(u64, usize)]| {
+            let mut tracker = LatencyTracker::new(ms(500), ms(10_000));
+            for &(took, times) in replies {
+                (0..times).for_each(|_| tracker.record(1, ms(took)));
+            }
+            tracker.usual(1)
+        };
+        assert_eq!(usual(&[(5, 15)]), None);
+        assert_eq!(usual(&[(5, 16)]), Some(ms(5)));
+        assert_eq!(usual(&[(5, 16), (900, 1)]), Some(ms(900)), "of a few, all count");
+        assert_eq!(usual(&[(5, 40), (900, 1)]), Some(ms(5)));
+        assert_eq!(usual(&[(5, 60), (900, 2)]), Some(ms(5)));
+        assert_eq!(usual(&[(5, 60), (7, 1), (900, 2)]), Some(ms(7)));
+        assert_eq!(usual(&[(5, 60), (900, 4)]), Some(ms(900)));
     }
 }

@@ -1,10 +1,8 @@
 //! The way to one worker: connects, runs a session, and tries again when it ends.
 
 use std::{
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    io,
+    sync::{Arc, atomic::Ordering},
     thread::JoinHandle,
     time::Duration,
 };
@@ -13,7 +11,7 @@ use crossbeam_channel::Sender;
 use shimmer_proto::{
     address::PeerAddress,
     backoff::Backoff,
-    expert::v1::{ExpertResult, SessionRequest, WorkerError},
+    expert::v1::{ExpertResult, WorkerError},
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -23,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ClusterModel, RemoteConfig,
-    board::Board,
+    board::{Board, NewSeat, Orders},
+    lane::Lane,
     session::{Ending, Session},
     status::LinkState,
 };
@@ -49,139 +48,148 @@ pub(super) enum News {
     Lost(String),
 }
 
-/// Counters of one link.
-#[derive(Debug, Default)]
-pub(super) struct LinkCounters {
-    pub(super) connects: AtomicU64,
-    pub(super) losses: AtomicU64,
-    pub(super) refusals: AtomicU64,
-    pub(super) corrupt_frames: AtomicU64,
-    pub(super) unreadable_frames: AtomicU64,
-}
-
-/// The step thread's handle to a session that takes work.
+/// What every link needs.
 #[derive(Debug, Clone)]
-pub(super) struct Outlet {
-    pub(super) session: u64,
-    pub(super) requests: mpsc::Sender<SessionRequest>,
-    /// Largest number of rows the worker takes in one message.
-    pub(super) max_rows: u32,
-    /// Whether the worker takes hints.
-    pub(super) wants_hints: bool,
+pub(super) struct Ground {
+    pub(super) epoch: u64,
+    pub(super) config: Arc<RemoteConfig>,
+    pub(super) model: Arc<ClusterModel>,
+    pub(super) board: Arc<Board>,
+    pub(super) events: Sender<Event>,
+    pub(super) shutdown: CancellationToken,
 }
 
-/// What a link and the step thread share.
-#[derive(Debug, Default)]
-pub(super) struct Lane {
-    serving: AtomicBool,
-    wants_hints: AtomicBool,
-    outlet: Mutex<Option<Outlet>>,
-    /// Set by the step thread to end a session that missed a deadline.
-    give_up: Mutex<Option<(CancellationToken, Arc<Mutex<String>>)>>,
-    pub(super) counters: LinkCounters,
-}
-
-impl Lane {
-    /// Whether the worker takes work now.
-    pub(super) fn is_serving(&self) -> bool {
-        self.serving.load(Ordering::Acquire)
-    }
-
-    /// Whether the worker takes work now, and hints.
-    pub(super) fn wants_hints(&self) -> bool {
-        self.wants_hints.load(Ordering::Acquire)
-    }
-
-    pub(super) fn outlet(&self) -> Option<Outlet> {
-        self.outlet.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(super) fn open(&self, outlet: Outlet) {
-        self.wants_hints.store(outlet.wants_hints, Ordering::Release);
-        *self.outlet.lock().unwrap_or_else(PoisonError::into_inner) = Some(outlet);
-        self.serving.store(true, Ordering::Release);
-    }
-
-    pub(super) fn shut(&self) {
-        self.serving.store(false, Ordering::Release);
-        self.wants_hints.store(false, Ordering::Release);
-        *self.outlet.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Ends the current session for a reason; a new one begins.
-    pub(super) fn give_up(&self, reason: &str) {
-        self.shut();
-        if let Some((token, why)) =
-            self.give_up.lock().unwrap_or_else(PoisonError::into_inner).take()
-        {
-            reason.clone_into(&mut why.lock().unwrap_or_else(PoisonError::into_inner));
-            token.cancel();
-        }
-    }
-
-    /// What a new session listens to.
-    pub(super) fn arm(&self) -> (CancellationToken, Arc<Mutex<String>>) {
-        let fresh = (CancellationToken::new(), Arc::new(Mutex::new(String::new())));
-        *self.give_up.lock().unwrap_or_else(PoisonError::into_inner) = Some(fresh.clone());
-        fresh
-    }
-}
-
-/// What one link needs.
+/// One link.
 pub(super) struct Link {
     pub(super) worker: usize,
-    pub(super) address: PeerAddress,
     pub(super) epoch: u64,
     pub(super) config: Arc<RemoteConfig>,
     pub(super) model: Arc<ClusterModel>,
     pub(super) board: Arc<Board>,
     pub(super) lane: Arc<Lane>,
     pub(super) events: Sender<Event>,
-    pub(super) shutdown: CancellationToken,
+    shutdown: CancellationToken,
+    orders: watch::Receiver<Orders>,
 }
 
-/// Starts a thread that carries some links. They share a thread because one wake-up then serves several workers: on a
-/// host with few cores that is what a round trip costs.
-pub(super) fn start(index: usize, links: Vec<Link>) -> std::io::Result<JoinHandle<()>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let carry = async move {
-        let mut tasks: JoinSet<()> = links.into_iter().map(Link::run).collect();
-        while let Some(ended) = tasks.join_next().await {
-            if let Err(error) = ended {
-                tracing::error!(%error, "a link failed");
+/// The threads that carry links. Links share a thread because one wake-up then serves several workers: on a host with few
+/// cores that is what a round trip costs.
+#[derive(Debug)]
+pub(super) struct Carriers {
+    ground: Ground,
+    queues: Vec<mpsc::UnboundedSender<Link>>,
+}
+
+impl Carriers {
+    /// Starts the threads; they end at shutdown.
+    pub(super) fn start(ground: Ground) -> io::Result<(Self, Vec<JoinHandle<()>>)> {
+        let (mut queues, mut threads) = (Vec::new(), Vec::new());
+        for index in 0..ground.config.io_threads.max(1) {
+            // As many as there are seats, at most.
+            let (queue, links) = mpsc::unbounded_channel();
+            queues.push(queue);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let shutdown = ground.shutdown.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("links-{index}"))
+                .spawn(move || runtime.block_on(carry(links, shutdown)))?;
+            threads.push(thread);
+        }
+        Ok((Self { ground, queues }, threads))
+    }
+
+    /// Gives seats their links.
+    pub(super) fn take(&self, seats: Vec<NewSeat>) {
+        for NewSeat { worker, lane, orders } in seats {
+            let Ground { epoch, config, model, board, events, shutdown } = self.ground.clone();
+            let link = Link { worker, epoch, config, model, board, lane, events, shutdown, orders };
+            if self.queues[worker % self.queues.len()].send(link).is_err() {
+                tracing::debug!(worker, "no link any more: shutting down");
             }
         }
-    };
-    std::thread::Builder::new()
-        .name(format!("links-{index}"))
-        .spawn(move || runtime.block_on(carry))
+    }
+}
+
+async fn carry(mut links: mpsc::UnboundedReceiver<Link>, shutdown: CancellationToken) {
+    let mut tasks: JoinSet<()> = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some(link) = links.recv() => {
+                tasks.spawn(link.run());
+            }
+            Some(ended) = tasks.join_next() => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "a link failed");
+                }
+            }
+            () = shutdown.cancelled() => break,
+        }
+    }
+    // They see the shutdown themselves.
+    while tasks.join_next().await.is_some() {}
+}
+
+/// Why a connection is given up before it ends by itself.
+enum Interrupt {
+    Held(LinkState, String),
+    Moved(Orders),
+    Shutdown,
 }
 
 impl Link {
-    async fn run(self) {
+    async fn run(mut self) {
         let Self { worker, ref config, .. } = self;
         let seed = self.epoch ^ (worker as u64).wrapping_mul(0x2545_f491_4f6c_dd1d);
         let mut waits = Backoff::new(config.backoff_min, config.backoff_max, seed);
         let mut refused = Backoff::new(config.refused_retry, config.refused_retry, seed);
         let mut number = 0;
-        while !self.shutdown.is_cancelled() {
+        while let Some((address, orders)) = self.called().await {
             number += 1;
-            let mut session = Session::new(&self, number);
+            let mut session = Session::new(&self, &address, number);
             let ending = tokio::select! {
-                ending = session.run() => ending,
-                () = self.shutdown.cancelled() => break,
+                ending = session.run() => Ok(ending),
+                interrupt = interrupted(self.orders.clone(), &orders, &self.shutdown) => Err(interrupt),
             };
             if session.served() {
                 waits.succeed();
             }
             drop(session);
-            let wait = self.ended(number, ending, &mut waits, &mut refused);
+            let wait = match ending {
+                Ok(ending) => self.ended(number, ending, &mut waits, &mut refused),
+                Err(Interrupt::Held(state, detail)) => {
+                    self.over(number, state, &detail);
+                    // Whoever said goodbye is not called back at once.
+                    refused.fail()
+                }
+                Err(Interrupt::Moved(to)) => {
+                    let to = to.address.map(|to| to.to_string()).unwrap_or_default();
+                    self.lost(number, &format!("the worker has moved to {to}"));
+                    Duration::ZERO
+                }
+                Err(Interrupt::Shutdown) => break,
+            };
+            let mut follow = self.orders.clone();
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
+                _ = follow.wait_for(|now| now.is_news(&orders)) => {}
                 () = self.shutdown.cancelled() => {}
             }
         }
         self.lane.shut();
+    }
+
+    /// Waits until there is to be a connection; where to. None at shutdown.
+    async fn called(&mut self) -> Option<(PeerAddress, Orders)> {
+        let wanted = |orders: &Orders| orders.address.is_some() && orders.hold.is_none();
+        if let Some((state, detail)) = &self.orders.borrow().hold {
+            self.board.tell(self.worker, *state, detail.clone());
+        }
+        let orders = tokio::select! {
+            // The seat lives as long as the board, which this holds.
+            orders = self.orders.wait_for(wanted) => orders.ok()?.clone(),
+            () = self.shutdown.cancelled() => return None,
+        };
+        (!self.shutdown.is_cancelled()).then(|| Some((orders.address.clone()?, orders)))?
     }
 
     /// Tells everybody how a session ended; the wait before the next one.
@@ -192,39 +200,58 @@ impl Link {
         waits: &mut Backoff,
         refused: &mut Backoff,
     ) -> Duration {
-        self.lane.shut();
-        let worker = self.worker;
-        let name = self.board.name(worker);
-        let (state, detail, wait) = match ending {
+        match ending {
             Ending::Unreachable(detail) => {
-                tracing::debug!(name, detail, "not reachable");
-                let (state, _) = self.board.told(worker);
+                tracing::debug!(name = self.board.name(self.worker), detail, "not reachable");
+                let (state, _) = self.board.told(self.worker);
                 let state = if state == LinkState::Lost { state } else { LinkState::Connecting };
-                (state, detail, waits.fail())
+                self.over(session, state, &detail);
+                waits.fail()
             }
             Ending::Lost(detail) => {
-                self.lane.counters.losses.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(name, detail, "worker lost");
-                (LinkState::Lost, detail, waits.fail())
+                self.lost(session, &detail);
+                waits.fail()
             }
             Ending::Refused(detail) => {
                 self.lane.counters.refusals.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(name, detail, "worker refused");
-                (LinkState::Refused, detail, refused.fail())
+                tracing::error!(name = self.board.name(self.worker), detail, "worker refused");
+                self.over(session, LinkState::Refused, &detail);
+                refused.fail()
             }
-        };
-        self.board.tell(worker, state, detail.clone());
-        self.board.tell_resident(worker, 0, 0);
+        }
+    }
+
+    fn lost(&self, session: u64, detail: &str) {
+        self.lane.counters.losses.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(name = self.board.name(self.worker), detail, "worker lost");
+        self.over(session, LinkState::Lost, detail);
+    }
+
+    fn over(&self, session: u64, state: LinkState, detail: &str) {
+        self.lane.shut();
+        let (worker, name) = (self.worker, self.board.name(self.worker));
+        self.board.tell_ended(worker, state, detail);
         // The step thread may be gone, or so far behind that it will time out by itself.
         let news = News::Lost(format!("{name}: {detail}"));
         if self.events.try_send(Event { worker, session, news }).is_err() {
             tracing::debug!(name, "nobody waits for this worker");
         }
-        wait
     }
+}
 
-    /// Follows the placement.
-    pub(super) fn plan(&self) -> watch::Receiver<Option<super::board::Plan>> {
-        self.board.plan()
+/// Waits for a reason to end a connection that was made by these orders.
+async fn interrupted(
+    mut orders: watch::Receiver<Orders>,
+    from: &Orders,
+    shutdown: &CancellationToken,
+) -> Interrupt {
+    let ends = |now: &Orders| now.hold.is_some() || now.address != from.address;
+    tokio::select! {
+        changed = orders.wait_for(ends) => match changed.map(|now| now.clone()) {
+            Ok(Orders { hold: Some((state, detail)), .. }) => Interrupt::Held(state, detail),
+            Ok(now) => Interrupt::Moved(now),
+            Err(_) => Interrupt::Shutdown,
+        },
+        () = shutdown.cancelled() => Interrupt::Shutdown,
     }
 }

@@ -1,7 +1,6 @@
 //! The step thread's end of the links.
 
 use std::{
-    collections::VecDeque,
     fmt,
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
@@ -11,18 +10,25 @@ use std::{
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use shimmer_proto::{
     checksum,
-    expert::v1::{ExpertWork, Fence, PrefetchHint, SessionRequest, session_request::Body},
+    expert::v1::{
+        Adopt, ErrorCode, ExpertResult, ExpertWork, LayerExperts, PrefetchHint, SelfTest,
+        SessionRequest, WorkerError, session_request::Body,
+    },
     limits,
+    membership::{MembershipStore, records::HeatRecord},
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ClusterModel, RemoteConfig, RemoteError,
-    board::{Board, Plan},
+    ClusterModel, OwnExperts, RemoteConfig, RemoteError,
+    board::{Board, Member},
+    control,
     counters::{RemoteCounters, RemoteObserver},
-    latency::LatencyTracker,
-    link::{self, Event, Lane, Link, News},
+    heat::HeatKeeper,
+    link::{Carriers, Event, Ground, News},
+    peer::{Due, Out, Peer},
+    plans::{Plan, Plans},
     status::ClusterStatus,
 };
 use crate::{
@@ -36,110 +42,78 @@ const EVENTS: usize = 1 << 14;
 /// Workers behind sockets, as the step thread sees them.
 pub struct RemoteWorkers {
     infos: Vec<WorkerInfo>,
+    config: Arc<RemoteConfig>,
     model: Arc<ClusterModel>,
     board: Arc<Board>,
+    own: Option<Box<dyn OwnExperts>>,
+    /// Layers of the own copy.
+    own_layers: Vec<u32>,
     epoch: u64,
     peers: Vec<Peer>,
     events: Receiver<Event>,
     ledger: Ledger,
     /// The ledger's count, for observers.
     dropped: Arc<Mutex<Dropped>>,
-    plans: watch::Receiver<Option<Plan>>,
+    plans: watch::Receiver<Plans>,
+    roster: watch::Receiver<Vec<Member>>,
     /// The placement of this step.
     in_force: Option<Plan>,
+    heat: HeatKeeper,
     shutdown: CancellationToken,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Peer {
-    lane: Arc<Lane>,
-    latency: LatencyTracker,
-    /// Work that is out, oldest first. A worker answers in order.
-    out: VecDeque<Out>,
-    /// The session that the work went to.
-    session: u64,
-    /// When the worker last answered: it may take its time for each message, not for the queue before it.
-    answered: Instant,
-}
-
-struct Out {
-    fence: Fence,
-    rows: u32,
-    sent: Instant,
-    limit: Duration,
-}
-
-impl Peer {
-    /// When the oldest work that is out becomes overdue.
-    fn due(&self) -> Option<Instant> {
-        let oldest = self.out.front()?;
-        Some(oldest.sent.max(self.answered) + oldest.limit)
-    }
-}
-
 impl RemoteWorkers {
-    /// Starts the links and returns at once; [`Self::status`] tells when the cluster is complete.
-    pub fn start(config: RemoteConfig, model: ClusterModel) -> Result<Self, RemoteError> {
-        if config.addresses.is_empty() {
-            return Err(RemoteError::NoWorkers);
-        }
-        for (index, address) in config.addresses.iter().enumerate() {
-            if config.addresses[..index].contains(address) {
-                return Err(RemoteError::RepeatedWorker { address: address.clone() });
-            }
-        }
+    /// Starts the links to the workers of a membership store and returns at once; [`Self::status`] tells when every expert
+    /// can be computed.
+    pub fn start(
+        config: RemoteConfig,
+        model: ClusterModel,
+        store: Arc<dyn MembershipStore>,
+        own: Option<Box<dyn OwnExperts>>,
+    ) -> Result<Self, RemoteError> {
         // Later than every earlier coordinator of this cluster, as far as clocks go; workers only compare for equality.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let epoch = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
         let (config, model) = (Arc::new(config), Arc::new(model));
-        let board = Arc::new(Board::new(&config.addresses, &model));
+        let own_layers = own.as_ref().map(|own| own.layers()).unwrap_or_default();
+        let is_fixed = store.kind() == "static";
+        let board = Arc::new(Board::new(&model, &own_layers, is_fixed));
         let (sender, events) = crossbeam_channel::bounded(EVENTS);
+        let (heat, heated) = watch::channel(HeatRecord { layers: Vec::new() });
         let shutdown = CancellationToken::new();
-        let mut remote = Self {
-            infos: config
-                .addresses
-                .iter()
-                .map(|address| WorkerInfo { id: address.to_string() })
-                .collect(),
-            plans: board.plan(),
-            in_force: None,
+        let ground = Ground {
+            epoch,
+            config: Arc::clone(&config),
             model: Arc::clone(&model),
             board: Arc::clone(&board),
+            events: sender,
+            shutdown: shutdown.clone(),
+        };
+        let (carriers, threads) = Carriers::start(ground.clone())?;
+        let mut remote = Self {
+            infos: Vec::new(),
+            plans: board.plans(),
+            roster: board.roster(),
+            in_force: None,
+            heat: HeatKeeper::new(&model, heat),
+            config,
+            model,
+            board,
+            own,
+            own_layers,
             epoch,
             peers: Vec::new(),
             events,
             ledger: Ledger::new(),
             dropped: Arc::default(),
             shutdown,
-            threads: Vec::new(),
+            threads,
         };
-        let carriers = config.io_threads.clamp(1, config.addresses.len());
-        let mut carried: Vec<Vec<Link>> = (0..carriers).map(|_| Vec::new()).collect();
-        for (worker, address) in config.addresses.iter().enumerate() {
-            let lane = Arc::<Lane>::default();
-            let link = Link {
-                worker,
-                address: address.clone(),
-                epoch,
-                config: Arc::clone(&config),
-                model: Arc::clone(&model),
-                board: Arc::clone(&board),
-                lane: Arc::clone(&lane),
-                events: sender.clone(),
-                shutdown: remote.shutdown.clone(),
-            };
-            carried[worker % carriers].push(link);
-            remote.peers.push(Peer {
-                lane,
-                latency: LatencyTracker::new(config.layer_floor, config.layer_ceiling),
-                out: VecDeque::new(),
-                session: 0,
-                answered: Instant::now(),
-            });
-        }
-        for (index, links) in carried.into_iter().enumerate() {
-            remote.threads.push(link::start(index, links)?);
-        }
+        // The seats of a static list are there from the start.
+        carriers.take(remote.board.follow(&store.watch().borrow_and_update().clone()));
+        remote.threads.push(control::start(ground, store, carriers, heated)?);
+        remote.grow();
         Ok(remote)
     }
 
@@ -155,39 +129,47 @@ impl RemoteWorkers {
 
     /// Reads the counters from elsewhere, also after the step thread has taken this.
     pub fn observer(&self) -> RemoteObserver {
-        RemoteObserver {
-            lanes: self.peers.iter().map(|peer| Arc::clone(&peer.lane)).collect(),
-            dropped: Arc::clone(&self.dropped),
+        RemoteObserver { roster: self.board.roster(), dropped: Arc::clone(&self.dropped) }
+    }
+
+    /// Gives workers that are new their places, and takes what is new about the others.
+    fn grow(&mut self) {
+        let roster = self.roster.borrow_and_update();
+        for (index, member) in roster.iter().enumerate() {
+            let info = WorkerInfo { id: member.name.clone() };
+            if let (Some(peer), Some(known)) =
+                (self.peers.get_mut(index), self.infos.get_mut(index))
+            {
+                *known = info;
+                peer.absent_layers = Arc::clone(&member.absent_layers);
+                peer.weight = member.weight;
+            } else {
+                self.infos.push(info);
+                self.peers.push(Peer::new(member, &self.config));
+            }
         }
+    }
+
+    fn generation(&self) -> u64 {
+        self.in_force.as_ref().map_or(0, |plan| plan.generation)
     }
 
     fn lost(&mut self, worker: usize, detail: String) -> TransportError {
         self.ledger.forget(worker);
-        self.peers[worker].out.clear();
+        self.peers[worker].forget_work();
         TransportError::Lost { worker, detail }
-    }
-
-    /// The first worker whose oldest work is overdue, and when the next one will be.
-    fn overdue(&self, now: Instant) -> (Option<usize>, Option<Instant>) {
-        let mut next: Option<Instant> = None;
-        for (worker, peer) in self.peers.iter().enumerate() {
-            match peer.due() {
-                Some(due) if due <= now => return (Some(worker), next),
-                Some(due) => next = Some(next.map_or(due, |n| n.min(due))),
-                None => {}
-            }
-        }
-        (None, next)
     }
 
     /// What an event means for the step; none if it concerns nothing that is awaited.
     fn take(&mut self, event: Event) -> Option<Result<Reply, TransportError>> {
         let Event { worker, session, news } = event;
-        let peer = &mut self.peers[worker];
-        let current = session == peer.session && !peer.out.is_empty();
+        // A worker that has no place yet owes nothing.
+        let peer = self.peers.get_mut(worker)?;
         match news {
-            News::Lost(detail) => current.then(|| Err(self.lost(worker, detail))),
+            News::Lost(detail) => peer.awaits(session).then(|| Err(self.lost(worker, detail))),
             News::Reply(outcome) => {
+                // Also an answer that comes too late.
+                peer.lane.absolve();
                 let fence = match &*outcome {
                     Ok(result) => result.fence,
                     Err(error) => error.fence,
@@ -198,16 +180,64 @@ impl RemoteWorkers {
                     tracing::debug!(worker, ?fence, "dropped a reply that nothing waits for");
                     return None;
                 }
-                peer.answered = Instant::now();
-                if let Some(place) =
-                    peer.out.iter().position(|out| Some(out.fence.part) == fence.map(|f| f.part))
-                {
-                    let out = peer.out.remove(place).expect("the place was found");
-                    peer.latency.record(out.rows, out.sent.elapsed());
+                let peer = &mut self.peers[worker];
+                if let Some(fence) = fence {
+                    peer.settled(fence.part, Instant::now());
+                    if let Err(error) = &*outcome
+                        && matches!(error.code(), ErrorCode::NotOwned | ErrorCode::Load)
+                    {
+                        // It may have refused what it was to adopt; that is said again the next time.
+                        peer.forget_adopted(Some(fence.layer));
+                    }
                 }
                 Some(Ok(Reply { worker, outcome: *outcome }))
             }
         }
+    }
+
+    /// Asks workers that are late whether they are alive. The first worker that is overdue, or until when there is nothing
+    /// to do.
+    fn watch(&mut self, now: Instant) -> Result<Option<Instant>, (usize, Out)> {
+        let mut next: Option<Instant> = None;
+        for (worker, peer) in self.peers.iter_mut().enumerate() {
+            let at = match peer.due(now, &self.config) {
+                None => continue,
+                Some(Due::Overdue(out)) => return Err((worker, out)),
+                Some(Due::Doubt) => {
+                    peer.doubt(now);
+                    now + self.config.probe_interval
+                }
+                Some(Due::At(at)) => at,
+            };
+            next = Some(next.map_or(at, |next| next.min(at)));
+        }
+        Ok(next)
+    }
+
+    fn overdue(&mut self, worker: usize, out: Out) -> TransportError {
+        let waited = out.sent.elapsed().as_millis();
+        let (layer, step) = (out.fence.layer, out.fence.step);
+        let what = format!("no answer for layer {layer} of step {step} within {waited} ms");
+        let detail = format!("{}: {what}", self.board.name(worker));
+        self.peers[worker].lane.give_up(&what);
+        self.lost(worker, detail)
+    }
+
+    /// Queues a message; the session that it went to.
+    fn queue(&mut self, worker: usize, body: Body) -> Result<u64, TransportError> {
+        let lane = Arc::clone(&self.peers[worker].lane);
+        let Some(outlet) = lane.outlet().filter(|_| lane.serves(self.generation())) else {
+            let (state, detail) = self.board.told(worker);
+            let detail = format!("{} is {}: {detail}", self.board.name(worker), state.name());
+            return Err(self.lost(worker, detail));
+        };
+        if outlet.requests.try_send(SessionRequest { body: Some(body) }).is_err() {
+            let what = "the connection does not take more work";
+            let detail = format!("{}: {what}", self.board.name(worker));
+            lane.give_up(what);
+            return Err(self.lost(worker, detail));
+        }
+        Ok(outlet.session)
     }
 }
 
@@ -217,8 +247,19 @@ impl ExpertTransport for RemoteWorkers {
     }
 
     fn between_steps(&mut self) {
-        if self.in_force.is_none() || self.plans.has_changed().unwrap_or(false) {
-            self.in_force.clone_from(&self.plans.borrow_and_update());
+        self.heat.publish(Instant::now());
+        if self.roster.has_changed().unwrap_or(false) {
+            self.grow();
+        }
+        if self.plans.has_changed().unwrap_or(false) {
+            let offered = self.plans.borrow_and_update().offered;
+            if offered && self.board.plan(Plans::flip) {
+                self.in_force.clone_from(&self.plans.borrow_and_update().in_force);
+                self.peers.iter_mut().for_each(|peer| peer.forget_adopted(None));
+                // Seats that the placement names may be newer than the roster above.
+                self.grow();
+                tracing::info!(generation = self.generation(), "placement in force");
+            }
         }
     }
 
@@ -227,18 +268,104 @@ impl ExpertTransport for RemoteWorkers {
     }
 
     fn standing(&self, worker: usize) -> Standing {
-        if self.peers[worker].lane.is_serving() { Standing::Serving } else { Standing::Away }
+        let Some(peer) = self.peers.get(worker) else { return Standing::Away };
+        if !peer.lane.serves(self.generation()) {
+            Standing::Away
+        } else if peer.lane.is_suspect() {
+            Standing::Suspect
+        } else {
+            Standing::Serving
+        }
+    }
+
+    fn stand_ins(&self, layer: u32) -> Vec<usize> {
+        let able = |&worker: &usize| {
+            self.standing(worker) == Standing::Serving
+                && !self.peers[worker].absent_layers.contains(&layer)
+        };
+        let mut able: Vec<usize> = (0..self.peers.len()).filter(able).collect();
+        // Who has least to do for its weight; whoever leaves comes last.
+        let load = |worker: usize| {
+            let peer = &self.peers[worker];
+            let share = self.in_force.as_ref().map_or(0, |plan| plan.share(worker));
+            #[expect(clippy::cast_precision_loss, reason = "a model has fewer than 2^52 experts")]
+            let experts = (share + peer.adopted_count()) as f64;
+            (peer.lane.is_leaving(), experts / peer.weight)
+        };
+        able.sort_by(|&a, &b| {
+            let ((a_leaves, a), (b_leaves, b)) = (load(a), load(b));
+            a_leaves.cmp(&b_leaves).then(a.total_cmp(&b))
+        });
+        able
+    }
+
+    fn adopt(
+        &mut self,
+        worker: usize,
+        layer: u32,
+        experts: &[u32],
+    ) -> Result<usize, TransportError> {
+        let placed = |&expert: &u32| self.copies(layer, expert).contains(&worker);
+        let wanted: Vec<u32> = experts.iter().copied().filter(|e| !placed(e)).collect();
+        let session = self.peers[worker].lane.outlet().map_or(0, |outlet| outlet.session);
+        let fresh = self.peers[worker].unadopted(session, layer, &wanted);
+        if fresh.is_empty() {
+            return Ok(0);
+        }
+        let layers = vec![LayerExperts { layer, experts: fresh.clone() }];
+        let (epoch, generation) = self.fence_base();
+        let queued = self.queue(worker, Body::Adopt(Adopt { epoch, generation, layers }))?;
+        if queued == session {
+            self.peers[worker].adopted(layer, &fresh);
+        }
+        tracing::info!(worker = self.infos[worker].id, layer, experts = ?fresh, "worker stands in");
+        Ok(fresh.len())
+    }
+
+    fn usual(&self, worker: usize, rows: u32) -> Option<Duration> {
+        self.peers[worker].latency.usual(rows)
+    }
+
+    fn suspect(&mut self, worker: usize) {
+        self.peers[worker].lane.suspect();
+    }
+
+    fn contest(&mut self, worker: usize, layer: u32, experts: &[u32]) {
+        let lane = &self.peers[worker].lane;
+        // Without a session there is nothing to prove: the loss will be heard of.
+        let Some(outlet) = lane.outlet() else { return };
+        for &expert in experts {
+            lane.contest(layer, expert);
+            let test = Body::SelfTest(SelfTest { layer, expert });
+            drop(outlet.requests.try_send(SessionRequest { body: Some(test) }));
+        }
+    }
+
+    fn quarantine(&mut self, worker: usize, reason: &str) {
+        tracing::error!(worker = self.board.name(worker), reason, "worker quarantined");
+        self.board.quarantine(worker, reason);
+        self.give_up(worker, reason);
+    }
+
+    fn own_copy(&mut self, work: &ExpertWork) -> Option<Result<ExpertResult, WorkerError>> {
+        let layer = work.fence.as_ref()?.layer;
+        if !self.has_own_copy(layer) {
+            return None;
+        }
+        Some(self.own.as_mut()?.compute(work))
+    }
+
+    fn has_own_copy(&self, layer: u32) -> bool {
+        self.own_layers.contains(&layer)
     }
 
     fn fence_base(&self) -> (u64, u64) {
-        (self.epoch, self.in_force.as_ref().map_or(0, |plan| plan.generation))
+        (self.epoch, self.generation())
     }
 
     fn limits(&self, worker: usize) -> PartLimits {
-        let peer_rows = self.peers[worker]
-            .lane
-            .outlet()
-            .map_or(limits::MAX_PART_ROWS, |outlet| outlet.max_rows);
+        let outlet = self.peers[worker].lane.outlet();
+        let peer_rows = outlet.map_or(limits::MAX_PART_ROWS, |outlet| outlet.max_rows);
         PartLimits {
             max_rows: limits::part_rows(self.model.row_bytes, self.model.hidden, peer_rows),
             max_bytes: limits::PART_BYTES,
@@ -246,36 +373,19 @@ impl ExpertTransport for RemoteWorkers {
     }
 
     fn send(&mut self, worker: usize, mut work: ExpertWork) -> Result<(), TransportError> {
-        let Some(outlet) = self.peers[worker].lane.outlet() else {
-            let (state, detail) = self.board.told(worker);
-            let detail = format!("{} is {}: {detail}", self.board.name(worker), state.name());
-            return Err(self.lost(worker, detail));
-        };
         if let Err(error) = self.ledger.expect(worker, work.fence.as_ref()) {
             return Err(self.lost(worker, error.to_string()));
         }
         let fence = work.fence.expect("the ledger took the fence");
-        for peer in &mut self.peers {
-            // What an earlier place left behind is not awaited any more.
-            let place = (fence.epoch, fence.generation, fence.step, fence.layer);
-            peer.out.retain(|out| {
-                (out.fence.epoch, out.fence.generation, out.fence.step, out.fence.layer) == place
-            });
-        }
-        let peer = &mut self.peers[worker];
-        let (rows, now) = (work.row_count, Instant::now());
-        let limit = peer.latency.deadline(rows);
+        // What an earlier place left behind is not awaited any more.
+        self.peers.iter_mut().for_each(|peer| peer.keep_place(&fence));
+        let (rows, sent) = (work.row_count, Instant::now());
+        let limit = self.peers[worker].latency.deadline(rows);
         work.deadline_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
         checksum::seal_work(&mut work);
-        peer.session = outlet.session;
-        peer.out.push_back(Out { fence, rows, sent: now, limit });
-        let queued = outlet.requests.try_send(SessionRequest { body: Some(Body::Work(work)) });
-        if queued.is_err() {
-            let detail =
-                format!("{}: the connection does not take more work", self.board.name(worker));
-            self.peers[worker].lane.give_up(&detail);
-            return Err(self.lost(worker, detail));
-        }
+        self.heat.count(fence.layer, &work);
+        let session = self.queue(worker, Body::Work(work))?;
+        self.peers[worker].sent(session, Out { fence, rows, sent, limit });
         Ok(())
     }
 
@@ -292,12 +402,16 @@ impl ExpertTransport for RemoteWorkers {
 
     fn receive(&mut self, deadline: Instant) -> Result<Reply, TransportError> {
         loop {
+            // What has come counts, however late it is looked at.
+            while let Ok(event) = self.events.try_recv() {
+                if let Some(outcome) = self.take(event) {
+                    return outcome;
+                }
+            }
             let now = Instant::now();
-            let (overdue, next) = self.overdue(now);
-            let until = if overdue.is_some() {
-                now
-            } else {
-                next.map_or(deadline, |next| next.min(deadline))
+            let until = match self.watch(now) {
+                Ok(next) => next.map_or(deadline, |next| next.min(deadline)),
+                Err((worker, out)) => return Err(self.overdue(worker, out)),
             };
             match self.events.recv_deadline(until) {
                 Ok(event) => {
@@ -307,21 +421,6 @@ impl ExpertTransport for RemoteWorkers {
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(TransportError::Closed),
                 Err(RecvTimeoutError::Timeout) => {
-                    if let (Some(worker), _) = self.overdue(Instant::now()) {
-                        let out = self.peers[worker]
-                            .out
-                            .front()
-                            .expect("an overdue worker owes something");
-                        let Out { fence, limit, .. } = out;
-                        let late = limit.as_millis();
-                        let what = format!(
-                            "no answer for layer {} of step {} within {late} ms",
-                            fence.layer, fence.step
-                        );
-                        let detail = format!("{}: {what}", self.board.name(worker));
-                        self.peers[worker].lane.give_up(&what);
-                        return Err(self.lost(worker, detail));
-                    }
                     if Instant::now() >= deadline {
                         return Err(TransportError::Timeout);
                     }
@@ -333,7 +432,7 @@ impl ExpertTransport for RemoteWorkers {
     fn give_up(&mut self, worker: usize, reason: &str) {
         self.peers[worker].lane.give_up(reason);
         self.ledger.forget(worker);
-        self.peers[worker].out.clear();
+        self.peers[worker].forget_work();
     }
 }
 
@@ -342,7 +441,7 @@ impl Drop for RemoteWorkers {
         self.shutdown.cancel();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("the thread of a link panicked");
+                tracing::error!("a thread of the links panicked");
             }
         }
     }

@@ -1,31 +1,33 @@
 //! One connection to a worker, from the handshake to its end.
 
 use std::{
-    collections::VecDeque,
     future::Future,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use shimmer_proto::{
-    channel, checksum,
+    address::PeerAddress,
+    checksum,
     expert::v1::{
-        Assign, CoordinatorHello, ErrorCode, LayerExperts, Ready, SelfTest, SelfTestResult,
-        SessionRequest, SessionResponse, WorkerError, WorkerHello,
+        CoordinatorHello, ErrorCode, SessionRequest, SessionResponse, WorkerError, WorkerHello,
         expert_service_client::ExpertServiceClient, session_request::Body as Ask,
         session_response::Body as Said,
     },
     identity::{self, shown},
     limits::{self, MAX_MESSAGE_BYTES},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
 use super::{
-    board::Plan,
-    link::{Event, Link, News, Outlet, QUEUE},
+    assignments::{Assignments, News as Told},
+    dial,
+    lane::{LinkCounters, Outlet},
+    link::{Event, Link, News, QUEUE},
+    probe,
     status::LinkState,
 };
 
@@ -43,9 +45,12 @@ pub(super) enum Ending {
 /// State of one session.
 pub(super) struct Session<'a> {
     link: &'a Link,
+    address: &'a PeerAddress,
     number: u64,
     requests: mpsc::Sender<SessionRequest>,
     queue: Option<mpsc::Receiver<SessionRequest>>,
+    assignments: Assignments,
+    max_rows: u32,
     served: bool,
     give_up: CancellationToken,
     reason: Arc<Mutex<String>>,
@@ -54,10 +59,21 @@ pub(super) struct Session<'a> {
 type Inbound = Streaming<SessionResponse>;
 
 impl<'a> Session<'a> {
-    pub(super) fn new(link: &'a Link, number: u64) -> Self {
+    pub(super) fn new(link: &'a Link, address: &'a PeerAddress, number: u64) -> Self {
         let (requests, queue) = mpsc::channel(QUEUE);
         let (give_up, reason) = link.lane.arm();
-        Self { link, number, requests, queue: Some(queue), served: false, give_up, reason }
+        Self {
+            link,
+            address,
+            number,
+            requests,
+            queue: Some(queue),
+            assignments: Assignments::default(),
+            max_rows: limits::MAX_PART_ROWS,
+            served: false,
+            give_up,
+            reason,
+        }
     }
 
     /// Whether the worker ever took work in this session.
@@ -67,8 +83,11 @@ impl<'a> Session<'a> {
 
     pub(super) async fn run(&mut self) -> Ending {
         let given_up = self.give_up.clone();
+        let Link { config, lane, board, .. } = self.link;
+        let watch = probe::watch_over(config, self.address, lane, || board.refresh());
         tokio::select! {
             ending = self.live() => ending.unwrap_or_else(|ending| ending),
+            why = watch => Ending::Lost(why),
             () = given_up.cancelled() => {
                 Ending::Lost(self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone())
             }
@@ -79,31 +98,29 @@ impl<'a> Session<'a> {
     async fn live(&mut self) -> Result<Ending, Ending> {
         let mut inbound = self.connect().await?;
         let hello = self.greet(&mut inbound).await?;
-        let mut plans = self.link.plan();
+        self.max_rows = hello.limits.as_ref().map_or(self.max_rows, |l| l.max_rows);
+        let Link { config, board, .. } = self.link;
+        let mut plans = board.plans();
         loop {
-            let plan = self.planned(&mut inbound, &mut plans).await?;
-            let owned = plan.placement.owned_by(self.link.worker);
-            let ready = self.load(&mut inbound, &plan, &owned).await?;
-            self.test(&mut inbound, &owned).await?;
-            self.serve(&mut inbound, &mut plans, &hello, &ready).await?;
+            self.follow(&plans.borrow_and_update().clone())?;
+            let due = self.assignments.due(config.load_stall_timeout, config.hello_timeout);
+            tokio::select! {
+                biased;
+                message = inbound.message() => self.hear(message)?,
+                changed = plans.changed() => {
+                    changed.map_err(|_| Ending::Lost("shutting down".to_owned()))?;
+                }
+                () = until(due) => self.stalled()?,
+            }
         }
     }
 
     async fn connect(&mut self) -> Result<Inbound, Ending> {
-        let Link { config, address, lane, .. } = self.link;
-        let unreachable =
-            |why: String| Ending::Unreachable(format!("connecting to {address}: {why}"));
-        let endpoint =
-            channel::endpoint(address).map_err(|error| Ending::Refused(error.to_string()))?;
-        let endpoint = endpoint.connect_timeout(config.connect_timeout);
-        // Around the whole attempt: the endpoint's own limit does not cover name resolution.
-        let channel = tokio::time::timeout(config.connect_timeout, endpoint.connect())
+        let Self { link: Link { config, lane, .. }, address, .. } = *self;
+        let channel = dial::connect(config, address, config.connect_timeout)
             .await
-            .map_err(|_| {
-                unreachable(format!("no answer within {} ms", config.connect_timeout.as_millis()))
-            })?
-            .map_err(|error| unreachable(causes(&error)))?;
-        lane.counters.connects.fetch_add(1, Ordering::Relaxed);
+            .map_err(|why| Ending::Unreachable(format!("connecting to {address}: {why}")))?;
+        LinkCounters::bump(&lane.counters.connects);
         let mut client = ExpertServiceClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -112,7 +129,7 @@ impl<'a> Session<'a> {
             limits: Some(limits::announced()),
             coordinator_id: config.coordinator_id.clone(),
         };
-        self.ask(Ask::Hello(hello)).await?;
+        self.ask(Ask::Hello(hello))?;
         let queue = self.queue.take().expect("a session connects once");
         let started = client.session(ReceiverStream::new(queue));
         let response =
@@ -125,17 +142,33 @@ impl<'a> Session<'a> {
         })
     }
 
-    async fn ask(&self, body: Ask) -> Result<(), Ending> {
-        let sent = self.requests.send(SessionRequest { body: Some(body) }).await;
-        sent.map_err(|_| Ending::Lost("the connection was closed".to_owned()))
+    /// Queues a message. Nothing here waits for a connection that does not drain.
+    fn ask(&self, body: Ask) -> Result<(), Ending> {
+        let sent = self.requests.try_send(SessionRequest { body: Some(body) });
+        sent.map_err(|_| Ending::Lost("the connection does not take more messages".to_owned()))
     }
 
-    /// The next message that is not an error.
-    async fn hear(&self, inbound: &mut Inbound) -> Result<Said, Ending> {
-        match inbound.message().await {
-            Ok(Some(SessionResponse { body: Some(Said::Error(error)) })) => {
-                Err(self.accused(&error))
+    async fn greet(&self, inbound: &mut Inbound) -> Result<WorkerHello, Ending> {
+        let Link { worker, config, model, board, .. } = self.link;
+        let message = within(config.hello_timeout, "no hello", inbound.message()).await?;
+        let hello = match self.said(message)? {
+            Said::Hello(hello) => hello,
+            Said::Error(error) => return Err(accused(&error)),
+            _ => {
+                return Err(Ending::Refused("the worker's first message is not a hello".to_owned()));
             }
+        };
+        let side = format!("coordinator {}", config.coordinator_id);
+        let peer = format!("worker {}", shown(&hello.worker_id));
+        let theirs = hello.identity.clone().unwrap_or_default();
+        identity::compare(&side, &model.identity, &peer, &theirs)
+            .map_err(|error| Ending::Refused(error.message))?;
+        board.greet(*worker, self.number, &hello).map_err(Ending::Refused)?;
+        Ok(hello)
+    }
+
+    fn said(&self, message: Result<Option<SessionResponse>, Status>) -> Result<Said, Ending> {
+        match message {
             Ok(Some(SessionResponse { body: Some(body) })) => Ok(body),
             Ok(Some(SessionResponse { body: None })) => Err(Ending::Refused(
                 "the worker sent a message that this build does not know".to_owned(),
@@ -145,20 +178,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// An error of the worker about the session.
-    fn accused(&self, error: &WorkerError) -> Ending {
-        let detail = shown(&error.detail);
-        match error.code() {
-            ErrorCode::Incompatible | ErrorCode::Load | ErrorCode::NotOwned => {
-                Ending::Refused(detail)
-            }
-            code => Ending::Lost(format!("{}: {detail}", code.as_str_name())),
-        }
-    }
-
     fn broken(&self, status: &Status) -> Ending {
         if matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::Internal) {
-            self.link.lane.counters.unreadable_frames.fetch_add(1, Ordering::Relaxed);
+            LinkCounters::bump(&self.link.lane.counters.unreadable_frames);
         }
         let message = if status.message().is_empty() {
             status.code().description()
@@ -168,206 +190,176 @@ impl<'a> Session<'a> {
         Ending::Lost(format!("the connection broke: {}", shown(message)))
     }
 
-    async fn greet(&self, inbound: &mut Inbound) -> Result<WorkerHello, Ending> {
-        let Link { worker, config, model, board, .. } = self.link;
-        let said = within(config.hello_timeout, "no hello", self.hear(inbound)).await??;
-        let Said::Hello(hello) = said else {
-            return Err(Ending::Refused("the worker's first message is not a hello".to_owned()));
-        };
-        let side = format!("coordinator {}", config.coordinator_id);
-        let peer = format!("worker {}", shown(&hello.worker_id));
-        let theirs = hello.identity.clone().unwrap_or_default();
-        identity::compare(&side, &model.identity, &peer, &theirs)
-            .map_err(|error| Ending::Refused(error.message))?;
-        board.greet(*worker, &hello).map_err(Ending::Refused)?;
-        board.tell(*worker, LinkState::Loading, "waiting for the other workers' hellos");
-        Ok(hello)
-    }
-
-    /// Waits for a placement, listening meanwhile.
-    async fn planned(
-        &self,
-        inbound: &mut Inbound,
-        plans: &mut watch::Receiver<Option<Plan>>,
-    ) -> Result<Plan, Ending> {
-        loop {
-            if let Some(plan) = plans.borrow_and_update().clone() {
-                return Ok(plan);
-            }
-            tokio::select! {
-                changed = plans.changed() => changed.map_err(|_| Ending::Lost("shutting down".to_owned()))?,
-                said = self.hear(inbound) => return Err(unexpected(&said?)),
-            }
+    /// Tells the worker what the placements want of it.
+    fn follow(&mut self, plans: &super::plans::Plans) -> Result<(), Ending> {
+        let Link { worker, model, epoch, .. } = self.link;
+        let (in_force, next) = (plans.in_force.as_ref(), plans.next.as_ref());
+        let asks = self.assignments.follow(in_force, next, *worker, *epoch, model, Instant::now());
+        if asks.is_empty() {
+            return Ok(());
         }
+        asks.into_iter().try_for_each(|ask| self.ask(ask))?;
+        self.settle();
+        Ok(())
     }
 
-    async fn load(
-        &self,
-        inbound: &mut Inbound,
-        plan: &Plan,
-        owned: &[(u32, Vec<u32>)],
-    ) -> Result<Ready, Ending> {
-        let Link { worker, config, model, board, epoch, .. } = self.link;
-        let slab = |layer| model.layer(layer).map_or(0, |l| l.slab_bytes);
-        let bytes =
-            owned.iter().map(|(layer, experts)| slab(*layer) * experts.len() as u64).sum::<u64>();
-        let experts = owned.iter().map(|(_, experts)| experts.len() as u64).sum::<u64>();
-        board.tell(
-            *worker,
-            LinkState::Loading,
-            format!("loading {experts} experts, {bytes} bytes"),
-        );
-        let layers = owned
-            .iter()
-            .map(|(layer, experts)| LayerExperts { layer: *layer, experts: experts.clone() });
-        self.ask(Ask::Assign(Assign {
-            epoch: *epoch,
-            generation: plan.generation,
-            layers: layers.collect(),
-        }))
-        .await?;
-        loop {
-            match within(config.load_stall_timeout, "no progress in loading", self.hear(inbound))
-                .await??
-            {
-                Said::Progress(progress) => {
+    /// Acts on a message.
+    fn hear(&mut self, message: Result<Option<SessionResponse>, Status>) -> Result<(), Ending> {
+        let Link { worker, board, model, epoch, lane, .. } = self.link;
+        let now = Instant::now();
+        match self.said(message)? {
+            Said::Result(result) => {
+                if let Err(error) = checksum::verify_result(&result) {
+                    LinkCounters::bump(&lane.counters.corrupt_frames);
+                    return Err(Ending::Lost(format!("a damaged result: {error}")));
+                }
+                self.pass_on(Ok(result))
+            }
+            Said::Error(error) if !error.fatal && error.fence.is_some() => {
+                self.pass_on(Err(WorkerError { detail: shown(&error.detail), ..error }))
+            }
+            Said::Error(error) => self.complained(&error),
+            Said::Progress(progress) => {
+                self.assignments.progressed(now);
+                if !self.served {
                     let (done, all) = (progress.loaded_experts, progress.total_experts);
-                    board.tell(
-                        *worker,
-                        LinkState::Loading,
-                        format!("loaded {done} of {all} experts"),
-                    );
+                    let detail = format!("loaded {done} of {all} experts");
+                    board.tell(*worker, LinkState::Loading, detail);
                     board.tell_resident(*worker, done, progress.loaded_bytes);
                 }
-                Said::Ready(ready)
-                    if (ready.epoch, ready.generation) == (*epoch, plan.generation) =>
-                {
-                    if (ready.experts, ready.bytes) != (experts, bytes) {
-                        let Ready { experts: held, bytes: size, .. } = ready;
-                        return Err(Ending::Refused(format!(
-                            "it says it holds {held} experts in {size} bytes, {experts} in {bytes} were assigned"
-                        )));
-                    }
-                    board.tell_resident(*worker, ready.experts, ready.bytes);
-                    return Ok(ready);
-                }
-                Said::Ready(_) => {}
-                // Answers to work that was out when the placement changed.
-                Said::Result(_) => {}
-                other => return Err(unexpected(&other)),
+                Ok(())
             }
+            Said::Ready(ready) if ready.epoch == *epoch => {
+                let told = self.assignments.loaded(&ready, now).map_err(Ending::Refused)?;
+                lane.set_wants_hints(ready.wants_hints);
+                self.proceed(told)
+            }
+            Said::Ready(_) => Ok(()),
+            Said::SelfTest(result) => {
+                let contested = lane.take_contested(result.layer, result.expert);
+                match self.assignments.tested(&result, model, now) {
+                    Ok(told) => self.proceed(told),
+                    Err(detail) if contested => {
+                        tracing::error!(name = board.name(*worker), detail, "worker quarantined");
+                        board.quarantine(*worker, &detail);
+                        Err(Ending::Lost(detail))
+                    }
+                    Err(detail) => Err(Ending::Refused(detail)),
+                }
+            }
+            Said::Draining(draining) => {
+                let (reason, ms) = (shown(&draining.reason), draining.left_ms);
+                tracing::info!(name = board.name(*worker), reason, ms, "worker drains");
+                board.tell_leaving(*worker);
+                Ok(())
+            }
+            Said::Hello(_) => Err(Ending::Lost("the worker sent a second hello".to_owned())),
         }
     }
 
-    /// One owned expert of every layer computes the fixed row; another one in each layer, so that they spread.
-    async fn test(&self, inbound: &mut Inbound, owned: &[(u32, Vec<u32>)]) -> Result<(), Ending> {
-        let Link { worker, config, model, board, .. } = self.link;
-        board.tell(*worker, LinkState::Loading, "self-test");
-        let spread = |(place, (layer, experts)): (usize, &(u32, Vec<u32>))| {
-            (*layer, experts[place % experts.len()])
-        };
-        let mut asked: VecDeque<(u32, u32)> = owned.iter().enumerate().map(spread).collect();
-        for batch in asked.make_contiguous().chunks(QUEUE / 2) {
-            for &(layer, expert) in batch {
-                self.ask(Ask::SelfTest(SelfTest { layer, expert })).await?;
-            }
-            for &(layer, expert) in batch {
-                let said =
-                    within(config.hello_timeout, "no answer to a self-test", self.hear(inbound))
-                        .await??;
-                let Said::SelfTest(SelfTestResult { layer: of, expert: which, digest }) = said
-                else {
-                    return Err(unexpected(&said));
-                };
-                let expected = model.layer(layer).and_then(|l| l.self_tests.get(expert as usize));
-                if (of, which) != (layer, expert) || expected.map(|d| &d[..]) != Some(&digest[..]) {
-                    let expected = expected.map(hex::encode).unwrap_or_default();
-                    let found = hex::encode(&digest[..digest.len().min(16)]);
-                    return Err(Ending::Refused(format!(
-                        "self-test: it computes expert {expert} of layer {layer} differently: {found}, the container says {expected}"
-                    )));
-                }
-            }
+    /// Asks for further self-tests, or opens the way to the worker.
+    fn proceed(&mut self, (news, asks): (Told, Vec<Ask>)) -> Result<(), Ending> {
+        asks.into_iter().try_for_each(|ask| self.ask(ask))?;
+        if news != Told::Nothing {
+            self.settle();
         }
         Ok(())
     }
 
-    /// Carries replies until the placement changes.
-    async fn serve(
-        &mut self,
-        inbound: &mut Inbound,
-        plans: &mut watch::Receiver<Option<Plan>>,
-        hello: &WorkerHello,
-        ready: &Ready,
-    ) -> Result<(), Ending> {
+    /// Lets work through for what is ready, and tells everybody how far the worker is.
+    fn settle(&mut self) {
         let Link { worker, board, lane, .. } = self.link;
-        let max_rows = hello.limits.as_ref().map_or(limits::MAX_PART_ROWS, |l| l.max_rows);
-        lane.open(Outlet {
-            session: self.number,
-            requests: self.requests.clone(),
-            max_rows,
-            wants_hints: ready.wants_hints,
-        });
-        self.served = true;
-        board.tell(*worker, LinkState::Serving, "");
-        tracing::info!(
-            name = board.name(*worker),
-            experts = ready.experts,
-            bytes = ready.bytes,
-            "worker serves"
-        );
-        loop {
-            tokio::select! {
-                biased;
-                message = inbound.message() => match message {
-                    Ok(Some(SessionResponse { body: Some(said) })) => self.pass_on(said)?,
-                    Ok(Some(SessionResponse { body: None })) => {
-                        return Err(Ending::Refused("the worker sent a message that this build does not know".to_owned()));
-                    }
-                    Ok(None) => return Err(Ending::Lost("the worker ended the stream".to_owned())),
-                    Err(status) => return Err(self.broken(&status)),
-                },
-                changed = plans.changed() => {
-                    lane.shut();
-                    return changed.map_err(|_| Ending::Lost("shutting down".to_owned()));
-                }
-            }
+        let ready = self.assignments.ready();
+        let activity = self.assignments.activity();
+        if ready == [0; 2] {
+            lane.shut();
+            board.tell_ready(*worker, ready);
+            board.tell(*worker, LinkState::Loading, activity.unwrap_or_default());
+            return;
         }
+        let (session, requests) = (self.number, self.requests.clone());
+        lane.open(&Outlet { session, requests, max_rows: self.max_rows }, ready);
+        let (experts, bytes) = self.assignments.resident();
+        if !self.served {
+            self.served = true;
+            tracing::info!(name = board.name(*worker), experts, bytes, "worker serves");
+        }
+        board.tell_resident(*worker, experts, bytes);
+        board.tell_ready(*worker, ready);
+        board.tell(*worker, LinkState::Serving, activity.unwrap_or_default());
     }
 
-    fn pass_on(&self, said: Said) -> Result<(), Ending> {
-        let outcome = match said {
-            Said::Result(result) => {
-                if let Err(error) = checksum::verify_result(&result) {
-                    self.link.lane.counters.corrupt_frames.fetch_add(1, Ordering::Relaxed);
-                    return Err(Ending::Lost(format!("a damaged result: {error}")));
-                }
-                Ok(result)
+    /// The load that is going on tells no progress, or a self-test has no answer.
+    fn stalled(&mut self) -> Result<(), Ending> {
+        let config = &self.link.config;
+        let detail = match self.assignments.activity() {
+            Some(activity) if activity == "self-test" => {
+                format!("no answer to a self-test within {} ms", config.hello_timeout.as_millis())
             }
-            Said::Error(error) if error.fatal || error.fence.is_none() => {
-                return Err(self.accused(&error));
-            }
-            Said::Error(error) => Err(WorkerError { detail: shown(&error.detail), ..error }),
-            other => return Err(unexpected(&other)),
+            _ => format!(
+                "no progress in loading within {} ms",
+                config.load_stall_timeout.as_millis()
+            ),
         };
-        let Link { worker, events, .. } = self.link;
-        let event =
-            Event { worker: *worker, session: self.number, news: News::Reply(Box::new(outcome)) };
+        self.load_failed(detail.clone()).ok_or(Ending::Lost(detail))
+    }
+
+    /// Gives up a load beside which the worker serves another generation; none if there is no other one.
+    fn load_failed(&mut self, detail: String) -> Option<()> {
+        let Link { worker, board, .. } = self.link;
+        let generation = self.assignments.failed()?;
+        tracing::warn!(
+            name = board.name(*worker),
+            generation,
+            detail,
+            "a worker cannot take its new experts"
+        );
+        board.tell_refused(*worker, &detail);
+        self.settle();
+        Some(())
+    }
+
+    /// An error of the worker that is not about work.
+    fn complained(&mut self, error: &WorkerError) -> Result<(), Ending> {
+        let about_load = matches!(error.code(), ErrorCode::Load | ErrorCode::Malformed);
+        if about_load && !error.fatal && self.load_failed(shown(&error.detail)).is_some() {
+            return Ok(());
+        }
+        if about_load {
+            self.link.board.tell_refused(self.link.worker, &shown(&error.detail));
+        }
+        Err(accused(error))
+    }
+
+    fn pass_on(
+        &self,
+        outcome: Result<shimmer_proto::expert::v1::ExpertResult, WorkerError>,
+    ) -> Result<(), Ending> {
+        let Link { worker, events, lane, board, .. } = self.link;
+        if lane.absolve() {
+            board.refresh();
+        }
+        let news = News::Reply(Box::new(outcome));
+        let event = Event { worker: *worker, session: self.number, news };
         events.try_send(event).map_err(|_| Ending::Lost("more replies than work".to_owned()))
     }
 }
 
-fn unexpected(said: &Said) -> Ending {
-    let what = match said {
-        Said::Hello(_) => "a second hello",
-        Said::Progress(_) => "progress of a load",
-        Said::Ready(_) => "ready",
-        Said::SelfTest(_) => "a self-test result",
-        Said::Result(_) => "a result",
-        Said::Error(_) => "an error",
-        Said::Draining(_) => "a farewell",
-    };
-    Ending::Lost(format!("the worker sent {what} out of order"))
+/// An error of the worker about the session.
+fn accused(error: &WorkerError) -> Ending {
+    let detail = shown(&error.detail);
+    match error.code() {
+        ErrorCode::Incompatible | ErrorCode::Load | ErrorCode::NotOwned => Ending::Refused(detail),
+        code => Ending::Lost(format!("{}: {detail}", code.as_str_name())),
+    }
+}
+
+/// Sleeps until then; for ever without a time.
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Runs with a deadline.
@@ -378,18 +370,4 @@ async fn within<T>(
 ) -> Result<T, Ending> {
     let late = |_| Ending::Lost(format!("{what} within {} ms", limit.as_millis()));
     tokio::time::timeout(limit, work).await.map_err(late)
-}
-
-/// An error with everything that led to it; the transport's own text alone says nothing.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }

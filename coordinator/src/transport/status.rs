@@ -11,21 +11,42 @@ pub enum LinkState {
     Loading,
     /// Takes work.
     Serving,
+    /// Takes work if nobody else can: it owes an answer for longer than is usual.
+    Suspect,
+    /// Leaves: serves until others hold its experts, then its stream is closed.
+    Draining,
     /// Was connected, is tried again.
     Lost,
     /// Does not fit this cluster; tried again slowly.
     Refused,
+    /// Computed something else than others; not asked until it is readmitted.
+    Quarantined,
 }
 
 impl LinkState {
+    /// Every state.
+    pub const ALL: [Self; 8] = [
+        Self::Connecting,
+        Self::Loading,
+        Self::Serving,
+        Self::Suspect,
+        Self::Draining,
+        Self::Lost,
+        Self::Refused,
+        Self::Quarantined,
+    ];
+
     /// The name in the public API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Connecting => "connecting",
             Self::Loading => "loading",
             Self::Serving => "serving",
+            Self::Suspect => "suspect",
+            Self::Draining => "draining",
             Self::Lost => "lost",
             Self::Refused => "refused",
+            Self::Quarantined => "quarantined",
         }
     }
 }

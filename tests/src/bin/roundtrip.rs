@@ -25,6 +25,7 @@ use shimmer_model::Container;
 use shimmer_proto::{
     checksum,
     expert::v1::{self, Assign, ExpertWork, Fence, LayerExperts},
+    membership::fixed::FixedStore,
 };
 use shimmer_worker::{
     ExpertCore, ServeConfig, TierOptions, WorkerConfig, bind, serve, store::NoProgress,
@@ -165,10 +166,14 @@ fn through_sockets(
         }));
     }
     let model = ClusterModel::from_container(container, "roundtrip")?;
-    let mut remote = RemoteWorkers::start(RemoteConfig::new(addresses), model)?;
+    let store = Arc::new(FixedStore::of_workers(&addresses));
+    let mut remote = RemoteWorkers::start(RemoteConfig::default(), model, store, None)?;
+    let status = remote.status();
     shimmer_tests::wait::wait_until("all workers to serve", Duration::from_secs(120), || {
-        remote.status().borrow().complete
+        let status = status.borrow();
+        status.complete && status.workers.iter().all(|worker| worker.state == "serving")
     });
+    remote.between_steps();
     let times = steps_through(&mut remote, container, rows, steps);
     drop(remote);
     stop.cancel();

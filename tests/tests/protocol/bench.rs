@@ -9,7 +9,8 @@ use std::{
 
 use shimmer_coordinator::{
     dispatch::{ExpertTransport as _, TransportError},
-    transport::{ClusterModel, RemoteConfig, RemoteWorkers},
+    membership::leader::Timings,
+    transport::{ClusterModel, OwnExperts, RemoteConfig, RemoteWorkers},
 };
 use shimmer_kernels::{ActivationRows, Kernels, WeightFormat};
 use shimmer_model::{
@@ -22,6 +23,7 @@ use shimmer_proto::{
         ActivationFormat, Assign, ExpertResult, ExpertWork, Fence, LayerExperts,
         expert_result::Payload,
     },
+    membership::{MembershipStore, fixed::FixedStore},
 };
 use shimmer_tests::wait::wait_until;
 use shimmer_worker::{
@@ -159,34 +161,50 @@ pub(super) fn is_healthy(server: &WorkerServer) -> bool {
 }
 
 /// Links with short waits, so that tests do not.
-pub(super) fn quick(addresses: &[String]) -> RemoteConfig {
-    let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+pub(super) fn quick() -> RemoteConfig {
+    let ms = Duration::from_millis;
+    let defaults = RemoteConfig::default();
     RemoteConfig {
         coordinator_id: "c1".to_owned(),
-        backoff_min: Duration::from_millis(10),
-        backoff_max: Duration::from_millis(50),
-        refused_retry: Duration::from_millis(50),
-        ..RemoteConfig::new(addresses)
+        backoff_min: ms(10),
+        backoff_max: ms(50),
+        refused_retry: ms(50),
+        timings: Timings { placement_wait: ms(500), debounce: ms(50), ..defaults.timings },
+        ..defaults
     }
 }
 
-/// Starts links with a configuration.
-pub(super) fn connect(config: RemoteConfig) -> RemoteWorkers {
-    RemoteWorkers::start(config, ClusterModel::from_container(&container(), "test").unwrap())
-        .unwrap()
+/// Starts links to a list of workers.
+pub(super) fn connect(config: RemoteConfig, addresses: &[String]) -> RemoteWorkers {
+    let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
+    connect_by(config, Arc::new(FixedStore::of_workers(&addresses)), None)
+}
+
+/// Starts links to the workers of a store.
+pub(super) fn connect_by(
+    config: RemoteConfig,
+    store: Arc<dyn MembershipStore>,
+    own: Option<Box<dyn OwnExperts>>,
+) -> RemoteWorkers {
+    let model = ClusterModel::from_container(&container(), "test").unwrap();
+    RemoteWorkers::start(config, model, store, own).unwrap()
 }
 
 /// Starts links and waits until all workers serve.
 pub(super) fn connect_all(addresses: &[String]) -> RemoteWorkers {
-    let remote = connect(quick(addresses));
+    let mut remote = connect(quick(), addresses);
     wait_complete(&remote);
+    remote.between_steps();
     remote
 }
 
 /// Waits until all workers serve.
 pub(super) fn wait_complete(remote: &RemoteWorkers) {
     let status = remote.status();
-    wait_until("all workers to serve", SOON, || status.borrow().complete);
+    wait_until("all workers to serve", SOON, || {
+        let status = status.borrow();
+        status.complete && status.workers.iter().all(|worker| worker.state == "serving")
+    });
 }
 
 /// Waits until a worker's state is one of these and its detail holds a text.
@@ -312,6 +330,7 @@ pub(super) fn run_step(
 ) -> Result<Vec<Vec<i64>>, TransportError> {
     let hidden = container().config().hidden_size;
     let mut all = Vec::new();
+    remote.between_steps();
     for (layer, experts) in moe_layers() {
         let (epoch, generation) = remote.fence_base();
         let fence = Fence { epoch, generation, step, layer, ..Fence::default() };

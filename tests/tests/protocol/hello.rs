@@ -51,7 +51,7 @@ fn the_worker_refuses_each_difference_by_name() {
 /// The coordinator refuses a worker whose hello was changed.
 fn check_coordinator_refuses(fault: Fault, expected: &str) {
     let meddler = Meddler::start("w2", fault);
-    let remote = connect(quick(&[meddler.address()]));
+    let remote = connect(quick(), &[meddler.address()]);
     wait_told(&remote, 0, "refused", expected);
     assert!(remote.counters().refusals > 0);
     assert!(!remote.status().borrow().complete);
@@ -88,7 +88,7 @@ fn another_container_is_refused_on_both_sides() {
     let dir = TempDir::new().unwrap();
     let other = Container::open(&bench::make_container(dir.path(), Preset::Olmoe)).unwrap();
     let server = WorkerServer::with(bench::core(other.into(), "w", 1.0), 0, ServeConfig::default());
-    let remote = connect(quick(&[server.address()]));
+    let remote = connect(quick(), &[server.address()]);
     wait_told(&remote, 0, "refused", "container digest");
     assert!(server.counters().hellos_refused.load(Ordering::Relaxed) > 0);
 }
@@ -99,7 +99,7 @@ fn a_worker_that_comes_back_right_serves_without_a_restart() {
     let other = Container::open(&bench::make_container(dir.path(), Preset::Olmoe)).unwrap();
     let wrong = WorkerServer::with(bench::core(other.into(), "w", 1.0), 0, ServeConfig::default());
     let port = wrong.port;
-    let remote = connect(quick(&[wrong.address()]));
+    let remote = connect(quick(), &[wrong.address()]);
     wait_told(&remote, 0, "refused", "container digest");
     drop(wrong);
     let _right =
@@ -110,7 +110,7 @@ fn a_worker_that_comes_back_right_serves_without_a_restart() {
 #[test]
 fn one_name_for_two_workers_is_refused() {
     let (one, two) = (WorkerServer::start("same"), WorkerServer::start("same"));
-    let remote = connect(quick(&[one.address(), two.address()]));
+    let remote = connect(quick(), &[one.address(), two.address()]);
     let status = remote.status();
     shimmer_tests::wait::wait_until("one of them to be refused", bench::SOON, || {
         status
@@ -141,7 +141,7 @@ fn a_budget_that_is_too_small_is_named() {
         .unwrap()
     };
     let server = WorkerServer::with(core, 0, ServeConfig::default());
-    let remote = connect(quick(&[server.address()]));
+    let remote = connect(quick(), &[server.address()]);
     wait_told(&remote, 0, "refused", "--ram leaves 4.00 KiB");
     let error = RawClient::greeted(&server).assign(bench::assign_all(1, 1)).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Load);

@@ -39,6 +39,8 @@ pub(super) enum Fault {
     Repeats,
     /// No answer to work.
     Stalls,
+    /// No answer to work before it is mended.
+    Withholds,
     /// Results are larger than anybody accepts.
     Oversized,
     /// Ends the stream at the first work.
@@ -139,9 +141,10 @@ async fn converse(
     mut session: ExpertSession,
     fault: Arc<Mutex<Option<Fault>>>,
 ) -> Option<()> {
+    let shared = fault;
     loop {
         let asked = requests.message().await.ok()??.body?;
-        let fault = *fault.lock().unwrap();
+        let fault = *shared.lock().unwrap();
         let mut said = Vec::new();
         match asked {
             Asked::Hello(_) => {
@@ -170,10 +173,15 @@ async fn converse(
                 }
                 said.push(Said::SelfTest(result));
             }
-            Asked::Work(work) => match session.work(&work) {
-                Ok(result) => answer_work(result, fault, &mut said)?,
-                Err(error) => said.push(Said::Error(error)),
-            },
+            Asked::Work(work) => {
+                while matches!(*shared.lock().unwrap(), Some(Fault::Withholds)) {
+                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                }
+                match session.work(&work) {
+                    Ok(result) => answer_work(result, fault, &mut said)?,
+                    Err(error) => said.push(Said::Error(error)),
+                }
+            }
         }
         for body in said {
             answers.send(Ok(SessionResponse { body: Some(body) })).await.ok()?;

@@ -6,10 +6,11 @@ use std::{
 };
 
 use shimmer_coordinator::{
-    dispatch::{ExpertTransport as _, TransportError},
-    transport::RemoteWorkers,
+    dispatch::{ExpertTransport as _, Standing, TransportError},
+    membership::leader::Timings,
+    transport::{RemoteConfig, RemoteWorkers},
 };
-use shimmer_proto::expert::v1::{Fence, PrefetchHint};
+use shimmer_proto::expert::v1::{ExpertWork, Fence, PrefetchHint};
 use shimmer_tests::wait::{wait_for, wait_until};
 use shimmer_worker::ServeConfig;
 
@@ -135,7 +136,8 @@ fn a_worker_that_restarts_serves_again() {
     let gone = servers.remove(1);
     let port = gone.port;
     drop(gone);
-    wait_until("the loss to be seen", SOON, || !remote.status().borrow().complete);
+    wait_told(&remote, 1, "lost", "");
+    assert!(remote.status().borrow().complete, "the other one can stand in");
     let (worker, detail) = match run_step(&mut remote, 2, 2) {
         Err(TransportError::Lost { worker, detail }) => (worker, detail),
         // No live owner: the step was not begun.
@@ -154,7 +156,10 @@ fn a_worker_that_restarts_serves_again() {
 #[test]
 fn a_worker_that_comes_back_as_another_one_is_placed_anew() {
     let mut servers = servers(&[1.0, 1.0]);
-    let mut remote = connect_all(&addresses(&servers));
+    let timings = Timings { replace_after: Duration::from_millis(200), ..quick().timings };
+    let mut remote = connect(RemoteConfig { timings, ..quick() }, &addresses(&servers));
+    wait_complete(&remote);
+    remote.between_steps();
     let (_, before) = remote.fence_base();
     let gone = servers.remove(1);
     let port = gone.port;
@@ -162,6 +167,7 @@ fn a_worker_that_comes_back_as_another_one_is_placed_anew() {
     let core = bench::core(bench::container(), "bigger", 8.0);
     servers.push(WorkerServer::with(core, port, ServeConfig::default()));
     wait_until("a new placement", SOON, || {
+        remote.between_steps();
         remote.fence_base().1 > before && remote.status().borrow().complete
     });
     assert_eq!(run_step(&mut remote, 1, 2).unwrap(), expected_sums(2));
@@ -172,12 +178,12 @@ fn a_worker_that_comes_back_as_another_one_is_placed_anew() {
 #[test]
 fn a_hanging_worker_costs_its_deadline_and_no_more() {
     let meddler = Meddler::start("w", Fault::Stalls);
-    let config = shimmer_coordinator::transport::RemoteConfig {
+    let config = RemoteConfig {
         layer_floor: Duration::from_millis(100),
         layer_ceiling: Duration::from_millis(300),
-        ..quick(&[meddler.address()])
+        ..quick()
     };
-    let mut remote = connect(config);
+    let mut remote = connect(config, &[meddler.address()]);
     wait_complete(&remote);
     let begun = Instant::now();
     let (worker, detail) = lost(&mut remote, 1);
@@ -192,6 +198,131 @@ fn a_hanging_worker_costs_its_deadline_and_no_more() {
     wait_complete(&remote);
     let sums = wait_for("a step after the reconnect", SOON, || run_step(&mut remote, 2, 2).ok());
     assert_eq!(sums, expected_sums(2));
+}
+
+/// Work for the first expert that a worker holds.
+fn owed(remote: &RemoteWorkers, worker: usize, step: u64) -> ExpertWork {
+    let (epoch, generation) = remote.fence_base();
+    let (layer, experts) = moe_layers()[0];
+    let fence = Fence { epoch, generation, step, layer, attempt: 0, part: 0 };
+    let expert = (0..experts).find(|&e| remote.copies(layer, e).contains(&worker)).unwrap();
+    bench::work(fence, &[expert], 1, 1)
+}
+
+#[test]
+fn a_late_worker_that_is_alive_is_suspect_until_it_answers() {
+    let meddler = Meddler::start("w", Fault::Withholds);
+    let ms = Duration::from_millis;
+    let config = RemoteConfig {
+        probe_after: ms(20),
+        probe_interval: ms(20),
+        layer_floor: ms(50),
+        ..quick()
+    };
+    let mut remote = connect(config, &[meddler.address()]);
+    wait_complete(&remote);
+    remote.between_steps();
+    remote.send(0, owed(&remote, 0, 1)).unwrap();
+    // The step has waited long enough and goes on without it.
+    assert_eq!(remote.receive(Instant::now() + ms(10)).unwrap_err(), TransportError::Timeout);
+    remote.suspect(0);
+    assert_eq!(remote.standing(0), Standing::Suspect);
+    wait_told(&remote, 0, "suspect", "asked whether it is alive");
+    wait_until("it to be asked again and again", SOON, || remote.counters().probes > 3);
+    assert_eq!(remote.receive(Instant::now() + ms(200)).unwrap_err(), TransportError::Timeout);
+    assert_eq!((remote.counters().losses, remote.counters().failed_probes), (0, 0), "it answers");
+    meddler.mend();
+    let reply = remote.receive(Instant::now() + SOON).unwrap();
+    assert!(reply.worker == 0 && reply.outcome.is_ok());
+    assert_eq!(remote.standing(0), Standing::Serving);
+    wait_told(&remote, 0, "serving", "");
+    assert_eq!(run_step(&mut remote, 2, 2).unwrap(), expected_sums(2));
+}
+
+#[test]
+fn a_worker_that_lives_but_never_answers_gets_a_new_session() {
+    let meddler = Meddler::start("w", Fault::Stalls);
+    let ms = Duration::from_millis;
+    let config = RemoteConfig { probe_interval: ms(20), suspect_patience: ms(100), ..quick() };
+    let mut remote = connect(config, &[meddler.address()]);
+    wait_complete(&remote);
+    remote.between_steps();
+    remote.send(0, owed(&remote, 0, 1)).unwrap();
+    remote.suspect(0);
+    match remote.receive(Instant::now() + SOON) {
+        Err(TransportError::Lost { worker: 0, detail }) => {
+            assert!(detail.contains("answers health probes but owes an answer"), "{detail}");
+        }
+        other => panic!("expected a loss, got {other:?}"),
+    }
+    meddler.mend();
+    wait_complete(&remote);
+}
+
+#[test]
+fn a_worker_whose_port_is_closed_to_probes_is_dead() {
+    // A proxy that takes one connection and no more: what a host that is cut off looks like.
+    let server = WorkerServer::start("w");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let theirs = server.address();
+    let proxy = std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        drop(listener);
+        let far = std::net::TcpStream::connect(theirs).unwrap();
+        let carry = |mut from: std::net::TcpStream, mut to: std::net::TcpStream| {
+            // Ends with the connection.
+            let _over = std::io::copy(&mut from, &mut to);
+            let _closed = to.shutdown(std::net::Shutdown::Both);
+        };
+        std::thread::scope(|scope| {
+            let (from, to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            scope.spawn(move || carry(from, to));
+            carry(far, near);
+        });
+    });
+    let ms = Duration::from_millis;
+    let config = RemoteConfig { probe_interval: ms(20), ..quick() };
+    let mut remote = connect(config, &[address]);
+    wait_complete(&remote);
+    remote.between_steps();
+    assert_eq!(run_step(&mut remote, 1, 2).unwrap(), expected_sums(2));
+    remote.suspect(0);
+    wait_told(&remote, 0, "lost", "does not answer health probes");
+    assert_eq!(remote.counters().failed_probes, 2);
+    drop(remote);
+    proxy.join().unwrap();
+}
+
+#[test]
+fn survivors_adopt_the_experts_of_who_is_gone() {
+    let mut servers = servers(&[1.0, 1.0]);
+    let mut remote = connect_all(&addresses(&servers));
+    let (layer, experts) = moe_layers()[0];
+    let gone: Vec<u32> = (0..experts).filter(|&e| remote.copies(layer, e) == [1]).collect();
+    drop(servers.remove(1));
+    wait_told(&remote, 1, "lost", "");
+    assert_eq!(remote.standing(1), Standing::Away);
+    assert_eq!(remote.stand_ins(layer), [0]);
+    for step in 1..4 {
+        // The second time it is not told again.
+        let told = if step == 1 { gone.len() } else { 0 };
+        assert_eq!(remote.adopt(0, layer, &gone).unwrap(), told);
+        let (epoch, generation) = remote.fence_base();
+        let fence = Fence { epoch, generation, step, layer, attempt: 0, part: 0 };
+        let work = bench::work(fence, &gone, 3, 9);
+        remote.send(0, work.clone()).unwrap();
+        let result = remote.receive(Instant::now() + SOON).unwrap().outcome.unwrap();
+        let hidden = bench::container().config().hidden_size;
+        let (mut found, mut expected) = (vec![0; 3 * hidden], vec![0; 3 * hidden]);
+        bench::combine(&work, &result, &mut found);
+        let mut local = bench::local_session();
+        let fence = Fence { epoch: 1, generation: 1, step, layer, attempt: 0, part: 0 };
+        let own = bench::work(fence, &gone, 3, 9);
+        bench::combine(&own, &local.work(&own).unwrap(), &mut expected);
+        assert_eq!(found, expected);
+    }
+    assert!(remote.adopt(1, layer, &[0]).is_err(), "it is gone");
 }
 
 #[test]
@@ -252,11 +383,8 @@ fn late_duplicate_and_foreign_replies_are_dropped_and_counted() {
 #[test]
 fn a_load_without_progress_is_given_up() {
     let meddler = Meddler::start("w", Fault::NeverReady);
-    let config = shimmer_coordinator::transport::RemoteConfig {
-        load_stall_timeout: Duration::from_millis(100),
-        ..quick(&[meddler.address()])
-    };
-    let remote = connect(config);
+    let config = RemoteConfig { load_stall_timeout: Duration::from_millis(100), ..quick() };
+    let remote = connect(config, &[meddler.address()]);
     wait_until("the load to be given up", SOON, || remote.counters().losses > 1);
     meddler.mend();
     wait_complete(&remote);
@@ -270,13 +398,18 @@ fn unreachable_workers_are_told_and_tried_again() {
     };
     let servers = servers(&[1.0]);
     let both = [servers[0].address(), format!("127.0.0.1:{port}")];
-    let remote = connect(quick(&both));
+    let mut remote = connect(quick(), &both);
     wait_told(&remote, 1, "connecting", "connecting to 127.0.0.1");
-    wait_told(&remote, 0, "loading", "waiting for the other workers");
-    assert_eq!(remote.owner(moe_layers()[0].0, 0), None);
+    wait_until("a placement without the absent one", SOON, || remote.status().borrow().complete);
+    let expected = expected_sums(3);
+    assert_eq!(run_step(&mut remote, 1, 3).unwrap(), expected);
+    assert_eq!(remote.fence_base().1, 1);
     let core = bench::core(bench::container(), "late", 1.0);
     let _late = WorkerServer::with(core, port, ServeConfig::default());
-    wait_complete(&remote);
+    wait_until("the late one to take load", SOON, || {
+        assert_eq!(run_step(&mut remote, 2 + remote.fence_base().1, 3).unwrap(), expected);
+        remote.fence_base().1 == 2 && owners(&remote).contains(&1)
+    });
 }
 
 #[test]
@@ -291,7 +424,7 @@ fn something_else_on_the_port_is_refused_by_name() {
         tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming);
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn_on(server, runtime.handle());
-    let remote = connect(quick(&[address]));
+    let remote = connect(quick(), &[address]);
     wait_told(&remote, 0, "refused", "no expert service");
 }
 
@@ -310,20 +443,4 @@ fn workers_report_health() {
         client.check(request).await.unwrap().into_inner().status()
     });
     assert_eq!(status, ServingStatus::Serving);
-}
-
-#[test]
-fn configurations_that_cannot_work_are_refused() {
-    let model = || {
-        shimmer_coordinator::transport::ClusterModel::from_container(&bench::container(), "test")
-            .unwrap()
-    };
-    assert!(RemoteWorkers::start(quick(&[]), model()).unwrap_err().to_string().contains("empty"));
-    let twice = ["h:1".to_owned(), "h:1".to_owned()];
-    assert!(
-        RemoteWorkers::start(quick(&twice), model())
-            .unwrap_err()
-            .to_string()
-            .contains("h:1 is listed twice")
-    );
 }

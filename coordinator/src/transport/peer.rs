@@ -1,0 +1,151 @@
+//! What the step thread knows about one worker.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use shimmer_proto::expert::v1::Fence;
+
+use super::{RemoteConfig, board::Member, lane::Lane, latency::LatencyTracker};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) lane: Arc<Lane>,
+    pub(super) absent_layers: Arc<[u32]>,
+    pub(super) weight: f64,
+    pub(super) latency: LatencyTracker,
+    /// Work that is out, oldest first. A worker answers in order.
+    out: VecDeque<Out>,
+    /// The session that the work went to.
+    session: u64,
+    /// When the worker last answered: it may take its time for each message, not for the queue before it.
+    answered: Instant,
+    /// When it was last asked whether it is alive.
+    doubted: Option<Instant>,
+    /// What it adopted in this session under the generation in force.
+    adopted: BTreeSet<(u32, u32)>,
+    /// The session that adopted it.
+    adopted_in: u64,
+}
+
+/// Work that is out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Out {
+    pub(super) fence: Fence,
+    pub(super) rows: u32,
+    pub(super) sent: Instant,
+    pub(super) limit: Duration,
+}
+
+/// What a worker that owes an answer gives cause for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Due {
+    /// Nothing before this moment.
+    At(Instant),
+    /// It is asked whether it is alive.
+    Doubt,
+    /// It is given up.
+    Overdue(Out),
+}
+
+impl Peer {
+    pub(super) fn new(member: &Member, config: &RemoteConfig) -> Self {
+        Self {
+            lane: Arc::clone(&member.lane),
+            absent_layers: Arc::clone(&member.absent_layers),
+            weight: member.weight,
+            latency: LatencyTracker::new(config.layer_floor, config.layer_ceiling),
+            out: VecDeque::new(),
+            session: 0,
+            answered: Instant::now(),
+            doubted: None,
+            adopted: BTreeSet::new(),
+            adopted_in: 0,
+        }
+    }
+
+    /// Whether news of a session concern work that is out.
+    pub(super) fn awaits(&self, session: u64) -> bool {
+        session == self.session && !self.out.is_empty()
+    }
+
+    /// Takes down that work went out.
+    pub(super) fn sent(&mut self, session: u64, out: Out) {
+        self.session = session;
+        self.out.push_back(out);
+    }
+
+    /// Forgets what is out at other places than this.
+    pub(super) fn keep_place(&mut self, fence: &Fence) {
+        let place = |f: &Fence| (f.epoch, f.generation, f.step, f.layer);
+        if self.out.iter().any(|out| place(&out.fence) != place(fence)) {
+            self.out.retain(|out| place(&out.fence) == place(fence));
+        }
+    }
+
+    /// Takes down an answer to work that is out.
+    pub(super) fn settled(&mut self, part: u32, now: Instant) {
+        self.answered = now;
+        if let Some(place) = self.out.iter().position(|out| out.fence.part == part) {
+            let out = self.out.remove(place).expect("the place was found");
+            self.latency.record(out.rows, now.saturating_duration_since(out.sent));
+        }
+    }
+
+    /// Nothing is out any more.
+    pub(super) fn forget_work(&mut self) {
+        self.out.clear();
+    }
+
+    /// What its oldest work gives cause for; none while it owes nothing. A worker that answers when it is asked whether it
+    /// is alive gets as long as anybody ever gets.
+    pub(super) fn due(&self, now: Instant, config: &RemoteConfig) -> Option<Due> {
+        let oldest = self.out.front()?;
+        let since = oldest.sent.max(self.answered);
+        let is_alive = self
+            .lane
+            .vouched()
+            .is_some_and(|at| at > since && now.saturating_duration_since(at) < config.alive_for());
+        let limit = if is_alive { config.layer_ceiling } else { oldest.limit };
+        let overdue = since + limit;
+        if overdue <= now {
+            return Some(Due::Overdue(*oldest));
+        }
+        let doubted = self.doubted.filter(|doubted| *doubted > since);
+        let doubt = doubted.map_or(since + config.probe_after, |at| at + config.probe_interval);
+        Some(if doubt <= now { Due::Doubt } else { Due::At(overdue.min(doubt)) })
+    }
+
+    /// Has it asked whether it is alive.
+    pub(super) fn doubt(&mut self, now: Instant) {
+        self.doubted = Some(now);
+        self.lane.doubt();
+    }
+
+    /// Those of these experts that it has not adopted yet in a session.
+    pub(super) fn unadopted(&mut self, session: u64, layer: u32, experts: &[u32]) -> Vec<u32> {
+        if self.adopted_in != session {
+            self.adopted.clear();
+            self.adopted_in = session;
+        }
+        experts.iter().copied().filter(|&e| !self.adopted.contains(&(layer, e))).collect()
+    }
+
+    /// Takes down what it adopted.
+    pub(super) fn adopted(&mut self, layer: u32, experts: &[u32]) {
+        self.adopted.extend(experts.iter().map(|&expert| (layer, expert)));
+    }
+
+    /// Forgets what it adopted of a layer, or of all.
+    pub(super) fn forget_adopted(&mut self, layer: Option<u32>) {
+        self.adopted.retain(|(of, _)| layer.is_some_and(|layer| layer != *of));
+    }
+
+    /// Experts that it adopted.
+    pub(super) fn adopted_count(&self) -> usize {
+        self.adopted.len()
+    }
+}

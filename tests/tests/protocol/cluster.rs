@@ -1,0 +1,344 @@
+//! A cluster that changes while it generates: workers join, leave, return and hang, and no byte differs.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use shimmer_coordinator::{
+    dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo},
+    engine::{Engine, EngineConfig, EngineHandle, EngineParts, Event, EventStream},
+    tokenizer::Tokenizer,
+    transport::{ClusterStatus, RemoteConfig, RemoteWorkers},
+};
+use shimmer_kernels::Kernels;
+use shimmer_proto::{
+    expert::v1::{ExpertResult, ExpertWork, PrefetchHint, WorkerError},
+    membership::{
+        MembershipStore as _, Write,
+        memory::{MemoryCluster, MemoryStore},
+        records::WorkerRecord,
+    },
+};
+use shimmer_tests::{
+    in_process::InProcess,
+    wait::wait_until,
+    workload::{Job, Outcome},
+};
+use tokio::sync::watch;
+
+use super::bench::{self, SOON, WorkerServer, connect_by, quick};
+
+/// Tokens of the stream during which the cluster changes.
+const TOKENS: u32 = 300;
+
+/// The step thread stops before some steps until the placement of a generation is in force, so that what a test changes falls
+/// into the stream on any machine.
+#[derive(Debug, Default)]
+struct Gates {
+    /// By step: the generation that it waits for.
+    generations: BTreeMap<u64, u64>,
+    steps: AtomicU64,
+    /// Generation of the last step.
+    generation: AtomicU64,
+}
+
+/// The workers as the engine sees them.
+#[derive(Debug)]
+struct Gated {
+    inner: RemoteWorkers,
+    gates: Arc<Gates>,
+}
+
+impl ExpertTransport for Gated {
+    fn between_steps(&mut self) {
+        self.inner.between_steps();
+        let step = self.gates.steps.load(Ordering::SeqCst);
+        if let Some(&wanted) = self.gates.generations.get(&step) {
+            let what = format!("generation {wanted} before step {step}");
+            wait_until(&what, SOON, || {
+                self.inner.between_steps();
+                self.inner.fence_base().1 >= wanted
+            });
+        }
+        self.gates.generation.store(self.inner.fence_base().1, Ordering::SeqCst);
+    }
+
+    fn workers(&self) -> &[WorkerInfo] {
+        self.inner.workers()
+    }
+
+    fn copies(&self, layer: u32, expert: u32) -> &[usize] {
+        self.inner.copies(layer, expert)
+    }
+
+    fn standing(&self, worker: usize) -> Standing {
+        self.inner.standing(worker)
+    }
+
+    fn stand_ins(&self, layer: u32) -> Vec<usize> {
+        self.inner.stand_ins(layer)
+    }
+
+    fn adopt(
+        &mut self,
+        worker: usize,
+        layer: u32,
+        experts: &[u32],
+    ) -> Result<usize, TransportError> {
+        self.inner.adopt(worker, layer, experts)
+    }
+
+    fn contest(&mut self, worker: usize, layer: u32, experts: &[u32]) {
+        self.inner.contest(worker, layer, experts);
+    }
+
+    fn usual(&self, worker: usize, rows: u32) -> Option<Duration> {
+        self.inner.usual(worker, rows)
+    }
+
+    fn suspect(&mut self, worker: usize) {
+        self.inner.suspect(worker);
+    }
+
+    fn quarantine(&mut self, worker: usize, reason: &str) {
+        self.inner.quarantine(worker, reason);
+    }
+
+    fn own_copy(&mut self, work: &ExpertWork) -> Option<Result<ExpertResult, WorkerError>> {
+        self.inner.own_copy(work)
+    }
+
+    fn has_own_copy(&self, layer: u32) -> bool {
+        self.inner.has_own_copy(layer)
+    }
+
+    fn fence_base(&self) -> (u64, u64) {
+        self.inner.fence_base()
+    }
+
+    fn limits(&self, worker: usize) -> PartLimits {
+        self.inner.limits(worker)
+    }
+
+    fn send(&mut self, worker: usize, work: ExpertWork) -> Result<(), TransportError> {
+        if let Some(fence) = &work.fence {
+            self.gates.steps.store(fence.step + 1, Ordering::SeqCst);
+        }
+        self.inner.send(worker, work)
+    }
+
+    fn wants_hints(&self, worker: usize) -> bool {
+        self.inner.wants_hints(worker)
+    }
+
+    fn hint(&mut self, worker: usize, hint: PrefetchHint) {
+        self.inner.hint(worker, hint);
+    }
+
+    fn receive(&mut self, deadline: Instant) -> Result<Reply, TransportError> {
+        self.inner.receive(deadline)
+    }
+
+    fn give_up(&mut self, worker: usize, reason: &str) {
+        self.inner.give_up(worker, reason);
+    }
+}
+
+/// A coordinator over a store in memory, with workers that register themselves.
+struct Live {
+    engine: EngineHandle,
+    status: watch::Receiver<ClusterStatus>,
+    gates: Arc<Gates>,
+    store: MemoryCluster,
+    operator: MemoryStore,
+}
+
+/// A worker that has registered itself.
+struct Registered {
+    server: WorkerServer,
+    member: MemoryStore,
+}
+
+impl Registered {
+    fn start(store: &MemoryCluster, id: &str) -> Self {
+        let server = WorkerServer::start(id);
+        let member = store.member();
+        let record = WorkerRecord {
+            address: server.address(),
+            host: id.to_owned(),
+            weight: 1.0,
+            ram_budget_bytes: 0,
+            absent_layers: Vec::new(),
+            container_digest: bench::container().digest().to_owned(),
+            incarnation: 1,
+            draining: false,
+        };
+        member.announce(&format!("workers/{id}"), serde_json::to_string(&record).unwrap());
+        Self { server, member }
+    }
+
+    fn works(&self) -> u64 {
+        self.server.counters().snapshot().work_done
+    }
+}
+
+fn tokenizer() -> Arc<Tokenizer> {
+    let container = bench::container();
+    let (json, config) =
+        (container.tokenizer_json().unwrap().unwrap(), container.tokenizer_config().unwrap());
+    Arc::new(Tokenizer::from_bytes(&json, config.as_deref()).unwrap())
+}
+
+fn eager() -> RemoteConfig {
+    let mut config = quick();
+    config.timings.settle = Duration::from_millis(50);
+    config
+}
+
+impl Live {
+    fn start(store: MemoryCluster, config: RemoteConfig, gates: &[(u64, u64)]) -> Self {
+        let gates =
+            Arc::new(Gates { generations: gates.iter().copied().collect(), ..Gates::default() });
+        let remote = connect_by(config, Arc::new(store.member()), None);
+        let status = remote.status();
+        let engine = Engine::start(EngineParts {
+            container: bench::container(),
+            kernels: Kernels::new(None).unwrap(),
+            tokenizer: tokenizer(),
+            transport: Box::new(Gated { inner: remote, gates: Arc::clone(&gates) }),
+            config: EngineConfig { threads: 1, kv_budget_bytes: 64 << 20, ..Default::default() },
+            thread_start: None,
+        })
+        .unwrap();
+        let operator = store.member();
+        let live = Self { engine, status, gates, store, operator };
+        live.wait("the first placement", |live| live.status.borrow().complete);
+        live
+    }
+
+    fn wait(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+        wait_until(what, SOON, || condition(self));
+    }
+
+    fn step(&self) -> u64 {
+        self.gates.steps.load(Ordering::SeqCst)
+    }
+
+    fn state(&self, worker: &str) -> String {
+        let status = self.status.borrow();
+        let found = status.workers.iter().find(|status| status.worker_id == worker);
+        found.map(|status| status.state.clone()).unwrap_or_default()
+    }
+
+    fn submit(&self) -> EventStream {
+        self.engine.submit(job().generation(format!("stream-{}", self.step()))).unwrap()
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.engine.shutdown();
+    }
+}
+
+fn job() -> Job {
+    let sampling =
+        shimmer_coordinator::sampler::Sampling { temperature: 0.8, seed: 5, ..Default::default() };
+    Job { prompt: vec![72, 101, 108, 108, 111], max_tokens: TOKENS, sampling }
+}
+
+/// What an undisturbed process gives.
+fn undisturbed() -> Outcome {
+    InProcess::start(bench::container().dir()).run(&job())
+}
+
+fn finish(mut events: EventStream) -> Outcome {
+    let mut tokens = Vec::new();
+    while let Some(event) = events.blocking_recv() {
+        match event {
+            Event::Started { .. } => {}
+            Event::Delta { token_ids, .. } => tokens.extend(token_ids),
+            Event::Finished(finished) => {
+                return Outcome { tokens, logits_sha256: finished.logits_sha256.unwrap() };
+            }
+            Event::Failed(error) => panic!("the generation failed: {error}"),
+        }
+    }
+    panic!("the events ended without the last one");
+}
+
+#[test]
+fn a_worker_joins_a_stream_takes_load_and_is_drained_again() {
+    let expected = undisturbed();
+    let store = MemoryCluster::new(Duration::from_secs(10));
+    let first = Registered::start(&store, "first");
+    // The second generation is in force before step 150 of 300, the third before step 250.
+    let live = Live::start(store, eager(), &[(150, 2), (250, 3)]);
+    let events = live.submit();
+    live.wait("the stream to run", |live| live.step() > 20);
+    let second = Registered::start(&live.store, "second");
+    live.wait("the second worker to take load", |_| second.works() > 0);
+    assert!(live.step() < 250, "during the stream");
+    let drain = Write::Put { key: "drains/second".to_owned(), value: String::new() };
+    live.operator.write_now(&[], vec![drain]).unwrap();
+    let outcome = finish(events);
+    assert_eq!(outcome, expected, "no byte differs");
+    assert_eq!(live.gates.generation.load(Ordering::SeqCst), 3);
+    live.wait("the second worker to be let go", |live| live.state("second") == "draining");
+    let told = |live: &Live| live.status.borrow().workers[1].detail.clone();
+    live.wait("the reason to be told", |live| told(live).contains("holds no experts"));
+    let works = second.works();
+    assert!(works > 0);
+    assert_eq!(finish(live.submit()), expected);
+    assert_eq!(second.works(), works, "nothing is sent to it any more");
+    assert!(first.works() > works);
+
+    // Taken back.
+    let undo = Write::Delete { key: "drains/second".to_owned() };
+    live.operator.write_now(&[], vec![undo]).unwrap();
+    live.wait("the second worker to be back", |live| live.state("second") == "serving");
+    live.wait("the fourth generation", |live| live.gates.generation.load(Ordering::SeqCst) == 4);
+    assert_eq!(finish(live.submit()), expected);
+    assert!(second.works() > works);
+}
+
+#[test]
+fn a_worker_that_returns_within_its_time_changes_no_placement() {
+    let expected = undisturbed();
+    let store = MemoryCluster::new(Duration::from_secs(10));
+    let workers = [Registered::start(&store, "a"), Registered::start(&store, "b")];
+    let live = Live::start(store, eager(), &[]);
+    live.wait("both to serve", |live| ["a", "b"].iter().all(|id| live.state(id) == "serving"));
+    assert_eq!(finish(live.submit()), expected);
+    let generation = live.gates.generation.load(Ordering::SeqCst);
+    let [a, Registered { server, member }] = workers;
+    // It is killed: the connection breaks, the lease lasts a while, then it comes back elsewhere.
+    drop(server);
+    live.wait("the loss to be seen", |live| live.state("b") == "lost");
+    assert!(live.status.borrow().complete, "the other one can stand in for it");
+    member.expire_lease();
+    drop(member);
+    let back = Registered::start(&live.store, "b");
+    live.wait("it to be back", |live| live.state("b") == "serving");
+    assert_eq!(finish(live.submit()), expected);
+    assert_eq!(live.gates.generation.load(Ordering::SeqCst), generation, "nothing has moved");
+    assert!(back.works() > 0 && a.works() > 0);
+}
+
+#[test]
+fn the_store_may_be_away_while_requests_run() {
+    let expected = undisturbed();
+    let store = MemoryCluster::new(Duration::from_secs(10));
+    let _workers = [Registered::start(&store, "a"), Registered::start(&store, "b")];
+    let live = Live::start(store, eager(), &[]);
+    live.store.stop();
+    live.store.advance(Duration::from_secs(3600));
+    assert_eq!(finish(live.submit()), expected);
+    live.store.start();
+    assert_eq!(finish(live.submit()), expected);
+}
