@@ -9,7 +9,6 @@ mod assignments;
 mod board;
 mod control;
 mod counters;
-mod dial;
 mod heat;
 mod lane;
 mod latency;
@@ -27,7 +26,7 @@ use std::time::Duration;
 use shimmer_kernels::{ActivationRows, MATH_ID};
 use shimmer_model::Container;
 use shimmer_proto::{
-    PROTOCOL_VERSION, expert::v1::Identity, membership::records::CoordinatorRecord,
+    PROTOCOL_VERSION, expert::v1::Identity, membership::records::CoordinatorRecord, tls::Dialer,
 };
 
 use crate::membership::leader::Timings;
@@ -40,6 +39,8 @@ pub use status::{ClusterStatus, LinkState};
 /// Settings of the links to workers.
 #[derive(Debug, Clone)]
 pub struct RemoteConfig {
+    /// Opens the connections: with mutual TLS, or without.
+    pub dialer: Dialer,
     /// Name of this coordinator in the cluster and in the workers' logs.
     pub coordinator_id: String,
     /// What others are told about this coordinator; nothing if it is none of theirs.
@@ -91,6 +92,7 @@ impl RemoteConfig {
 impl Default for RemoteConfig {
     fn default() -> Self {
         Self {
+            dialer: Dialer::plaintext(),
             coordinator_id: "coordinator".to_owned(),
             announced: None,
             build: env!("CARGO_PKG_VERSION").to_owned(),

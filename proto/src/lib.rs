@@ -1,17 +1,20 @@
 //! The contract between Shimmer processes: generated messages and services.
 //!
-//! It does no arithmetic and opens no file but certificates. Start reading at `proto/shimmer/expert/v1/expert.proto` for the stream between
+//! It does no arithmetic, and opens no files but those of certificates and keys. Start reading at `proto/shimmer/expert/v1/expert.proto` for the stream between
 //! coordinator and worker, and at `proto/shimmer/v1/inference.proto` for the public API. [`channel`] and [`limits`] hold
-//! what both ends must set alike, [`identity`] and [`checksum`] what they check of each other.
+//! what both ends must set alike, [`identity`] and [`checksum`] what they check of each other, [`tls`] how they know each
+//! other.
 
 pub mod address;
 pub mod backoff;
 pub mod channel;
 pub mod checksum;
+pub mod followed;
 pub mod identity;
 pub mod limits;
 pub mod membership;
 pub mod status;
+pub mod tls;
 
 pub use limits::PROTOCOL_VERSION;
 

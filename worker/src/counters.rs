@@ -39,6 +39,8 @@ counters! {
     connections_refused,
     /// Connections that made no call before the hello deadline.
     connections_silent,
+    /// Connections that spoke plaintext to TLS or TLS to plaintext, or whose certificate was refused.
+    handshakes_failed,
     /// Streams whose hello was accepted.
     sessions,
     /// Streams refused because the hello did not fit, or did not come.

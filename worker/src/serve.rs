@@ -19,7 +19,10 @@ use std::{
     time::Duration,
 };
 
-use shimmer_proto::expert::v1::expert_service_server::{ExpertService, ExpertServiceServer};
+use shimmer_proto::{
+    expert::v1::expert_service_server::{ExpertService, ExpertServiceServer},
+    tls::{Acceptor, ServerTls},
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
@@ -39,6 +42,10 @@ use room::WorkRoom;
 pub struct ServeConfig {
     /// Connections open at the same time; more are closed at once.
     pub max_connections: usize,
+    /// Mutual TLS on the port; absent: plaintext.
+    pub tls: Option<ServerTls>,
+    /// A new connection must make its TLS handshake, or on a plaintext port send its first byte, within this time.
+    pub handshake_timeout: Duration,
     /// A new connection must make a call, and a new stream send its hello, within this time.
     pub hello_timeout: Duration,
     /// Coordinators that have a stream at the same time; the hello of more is refused.
@@ -52,6 +59,9 @@ impl Default for ServeConfig {
         Self {
             // One per coordinator, and room for health checks.
             max_connections: 256,
+            tls: None,
+            // Two round trips and a signature; what takes longer only holds a thread.
+            handshake_timeout: Duration::from_secs(5),
             hello_timeout: Duration::from_secs(10),
             max_coordinators: 64,
             drain_timeout: Duration::from_secs(10),
@@ -96,7 +106,10 @@ pub async fn serve(
     health.set_serving::<ExpertServiceServer<NameOnly>>().await;
     let room = Arc::new(WorkRoom::of(&core));
     let (drain, seats) = (Arc::new(Drain::default()), Seats::new(config.max_coordinators));
-    let shared = connection::Shared { core, room, config, drain, seats, health: health_service };
+    let limit = config.handshake_timeout.min(config.hello_timeout);
+    let acceptor = Acceptor::new(config.tls.clone(), limit);
+    let shared =
+        connection::Shared { core, room, config, drain, seats, health: health_service, acceptor };
     // Every connection thread holds a clone of `open`; the channel ends when the last one has.
     let (open, mut ended) = mpsc::channel::<()>(1);
     let accepting = accept_all(&listener, &shared, open);

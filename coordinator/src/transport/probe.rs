@@ -9,7 +9,7 @@ use tonic::Code;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use super::{
-    RemoteConfig, dial,
+    RemoteConfig,
     lane::{Lane, LinkCounters},
 };
 
@@ -63,7 +63,8 @@ async fn probe(config: &RemoteConfig, address: &PeerAddress, lane: &Lane) -> Res
     LinkCounters::bump(&lane.counters.probes);
     let limit = config.probe_timeout;
     let ask = async {
-        let channel = dial::connect(config, address, limit).await?;
+        let dialled = config.dialer.connect(address, limit).await;
+        let channel = dialled.map_err(|error| format!("connecting to {address}: {error}"))?;
         let request = HealthCheckRequest { service: String::new() };
         match HealthClient::new(channel).check(request).await {
             Ok(_) => Ok(()),

@@ -16,6 +16,7 @@ use shimmer_proto::{
     },
     identity::{self, shown},
     limits::{self, MAX_MESSAGE_BYTES},
+    tls::DialError,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -24,7 +25,6 @@ use tonic::{Code, Status, Streaming};
 
 use super::{
     assignments::{Assignments, News as Told},
-    dial,
     lane::{LinkCounters, Outlet},
     link::{Event, Link, News, QUEUE},
     probe,
@@ -117,9 +117,15 @@ impl<'a> Session<'a> {
 
     async fn connect(&mut self) -> Result<Inbound, Ending> {
         let Self { link: Link { config, lane, .. }, address, .. } = *self;
-        let channel = dial::connect(config, address, config.connect_timeout)
-            .await
-            .map_err(|why| Ending::Unreachable(format!("connecting to {address}: {why}")))?;
+        let channel =
+            config.dialer.connect(address, config.connect_timeout).await.map_err(|error| {
+                let why = format!("connecting to {address}: {error}");
+                match error {
+                    // Somebody is there: files or flags must change before it helps to try again.
+                    DialError::Address(_) | DialError::Tls(_) => Ending::Refused(why),
+                    DialError::Late(_) | DialError::Unreachable(_) => Ending::Unreachable(why),
+                }
+            })?;
         LinkCounters::bump(&lane.counters.connects);
         let mut client = ExpertServiceClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)

@@ -36,9 +36,13 @@ pub(super) const FAMILIES: &[Family] = &[
     counter("shimmer_worker_connections", "Connections accepted.", "", &[("", "connections")]),
     counter(
         "shimmer_worker_connections_closed",
-        "Connections closed by the worker: too many were open, or no call came.",
+        "Connections closed by the worker: too many were open, no call came, or TLS failed.",
         "reason",
-        &[("limit", "connections_refused"), ("silent", "connections_silent")],
+        &[
+            ("handshake", "handshakes_failed"),
+            ("limit", "connections_refused"),
+            ("silent", "connections_silent"),
+        ],
     ),
     counter(
         "shimmer_worker_sessions",

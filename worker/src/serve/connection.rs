@@ -17,6 +17,7 @@ use shimmer_proto::{
         expert_service_server::{ExpertService, ExpertServiceServer},
     },
     limits::MAX_MESSAGE_BYTES,
+    tls::{AcceptError, Acceptor, PeerStream},
 };
 use tokio::net::TcpStream;
 use tokio_stream::StreamExt as _;
@@ -42,6 +43,7 @@ pub(super) struct Shared {
     pub(super) drain: Arc<Drain>,
     pub(super) seats: Arc<Seats>,
     pub(super) health: HealthServer<HealthService>,
+    pub(super) acceptor: Acceptor,
 }
 
 /// Time that the work of a stream gets to end when the drain time is over.
@@ -55,16 +57,35 @@ pub(super) fn run(socket: TcpStream, peer: SocketAddr, shared: Shared) -> io::Re
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let socket = TcpStream::from_std(socket)?;
-        socket.set_nodelay(true)?;
-        serve(socket, peer, shared).await;
+        let accepted = tokio::select! {
+            accepted = shared.acceptor.accept(socket) => accepted,
+            () = shared.drain.over() => return Ok(()),
+        };
+        match accepted {
+            Ok(stream) => serve(stream, peer, shared).await,
+            Err(error) => turn_away(peer, &error, shared.core.counters()),
+        }
         Ok(())
     })
 }
 
-async fn serve(socket: TcpStream, peer: SocketAddr, shared: Shared) {
+/// Counts a socket that became no connection. Whoever only knocks, as probes of ports do, is not worth a line.
+fn turn_away(peer: SocketAddr, error: &AcceptError, counters: &Counters) {
+    match error {
+        AcceptError::Closed => {
+            tracing::debug!(%peer, %error, "connection");
+            return;
+        }
+        AcceptError::Late(_) => Counters::bump(&counters.connections_silent),
+        _ => Counters::bump(&counters.handshakes_failed),
+    }
+    tracing::warn!(%peer, reason = %error, "connection refused");
+}
+
+async fn serve(socket: PeerStream, peer: SocketAddr, shared: Shared) {
     let closed = CancellationToken::new();
     let called = Arc::new(AtomicBool::new(false));
-    let Shared { core, room, config, drain, seats, health } = shared;
+    let Shared { core, room, config, drain, seats, health, acceptor: _ } = shared;
     let sessions = Sessions {
         shell: Shell {
             core: Arc::clone(&core),

@@ -6,22 +6,20 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-};
+use shimmer_proto::tls::PeerStream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// A TCP stream that cancels a token when it is dropped.
+/// A peer's stream that cancels a token when it is dropped.
 #[derive(Debug)]
 pub(super) struct WatchedSocket {
-    stream: TcpStream,
+    stream: PeerStream,
     _closed: DropGuard,
 }
 
 impl WatchedSocket {
-    pub(super) fn new(stream: TcpStream, closed: CancellationToken) -> Self {
+    pub(super) fn new(stream: PeerStream, closed: CancellationToken) -> Self {
         Self { stream, _closed: closed.drop_guard() }
     }
 }
