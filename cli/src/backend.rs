@@ -1,20 +1,25 @@
 //! Where requests go: a coordinator over gRPC, or the same service inside this process.
 
-use std::pin::Pin;
+use std::{fmt, pin::Pin};
 
 use shimmer_proto::{
-    channel,
     limits::MAX_API_MESSAGE_BYTES,
+    tls::{ClientTls, DialError, Dialer},
     v1::{
         DetokenizeRequest, GenerateRequest, GenerateResponse, GetModelRequest, GetModelResponse,
         TokenizeRequest, TokenizeResponse, inference_service_client::InferenceServiceClient,
     },
 };
 use tokio_stream::Stream;
-use tonic::{Status, transport::Channel};
+use tonic::{
+    Request, Status,
+    metadata::AsciiMetadataValue,
+    service::{Interceptor, interceptor::InterceptedService},
+    transport::Channel,
+};
 
 use crate::{
-    config::{HostPort, Period, Target},
+    config::{Access, ApiAddress, Period, Target},
     error::Error,
     local::LocalCluster,
     profile::Moment,
@@ -23,10 +28,13 @@ use crate::{
 /// Events of one generation.
 pub(crate) type Events = Pin<Box<dyn Stream<Item = Result<GenerateResponse, Status>> + Send>>;
 
+/// A client that shows its key.
+pub(crate) type Client = InferenceServiceClient<InterceptedService<Channel, ShownKey>>;
+
 /// Takes requests of the public API.
 #[derive(Debug)]
 pub(crate) enum Backend {
-    Remote(InferenceServiceClient<Channel>),
+    Remote(Client),
     Local(LocalCluster),
 }
 
@@ -37,8 +45,8 @@ impl Backend {
     /// Nothing answers at the endpoint, or the container cannot be served.
     pub(crate) async fn open(target: Target) -> Result<Self, Error> {
         match target {
-            Target::Endpoint { address, connect_timeout } => {
-                Ok(Self::Remote(connect(&address, connect_timeout).await?))
+            Target::Endpoint { address, access, connect_timeout } => {
+                Ok(Self::Remote(connect(&address, &access, connect_timeout).await?))
             }
             Target::InProcess(options) => {
                 // Reading the trunk and filling the arenas takes seconds.
@@ -116,21 +124,65 @@ impl Backend {
 /// A client of the coordinator at `address`.
 ///
 /// # Errors
-/// Nothing accepts connections there.
+/// Nothing accepts connections there, or one side does not trust the other.
 pub(crate) async fn connect(
-    address: &HostPort,
+    address: &ApiAddress,
+    access: &Access,
     timeout: Period,
-) -> Result<InferenceServiceClient<Channel>, Error> {
-    let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
-        Error::failed(format!("cannot connect to the coordinator at {address}"), source).with_hint(
-            "is `shimmer serve` running there? give its address with --endpoint host:port",
-        )
+) -> Result<Client, Error> {
+    let dialer = match (&access.ca, address.tls) {
+        (_, false) => Dialer::plaintext(),
+        (Some(ca), true) => {
+            let tls = ClientTls::public(ca.clone());
+            Dialer::tls(tls.map_err(|error| Error::refused(format!("ca: {error}")))?)
+        }
+        (None, true) => {
+            let error = Error::refused(format!("{address} needs --ca: no authority is built in"));
+            return Err(error.with_hint(
+                "give the file that signed the server's certificate; for public authorities often the system's bundle, such as /etc/ssl/certs/ca-certificates.crt",
+            ));
+        }
     };
-    let endpoint = channel::endpoint(&address.0)
-        .map_err(|error| failed(error.into()))?
-        .connect_timeout(timeout.0);
-    let channel = endpoint.connect().await.map_err(|error| failed(error.into()))?;
-    Ok(InferenceServiceClient::new(channel)
+    let key = ShownKey::new(access.key()?)?;
+    let channel = dialer.connect(&address.address, timeout.0).await.map_err(|error| {
+        let hint = match &error {
+            DialError::Tls(_) => "write https:// where the server has --api-tls-cert, and give with --ca the authority that signed it",
+            _ => "is `shimmer serve` running there? give its address with --endpoint host:port",
+        };
+        Error::failed(format!("cannot connect to the coordinator at {address}"), error)
+            .with_hint(hint)
+    })?;
+    Ok(InferenceServiceClient::with_interceptor(channel, key)
         .max_decoding_message_size(MAX_API_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_API_MESSAGE_BYTES))
+}
+
+/// Shows the API key with every call.
+#[derive(Clone)]
+pub(crate) struct ShownKey(Option<AsciiMetadataValue>);
+
+impl ShownKey {
+    fn new(key: Option<String>) -> Result<Self, Error> {
+        let Some(key) = key else { return Ok(Self(None)) };
+        let value = format!("Bearer {key}").parse::<AsciiMetadataValue>();
+        let mut value = value
+            .map_err(|_| Error::refused("the API key has characters that no header carries"))?;
+        value.set_sensitive(true);
+        Ok(Self(Some(value)))
+    }
+}
+
+impl fmt::Debug for ShownKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ShownKey").field(&self.0.is_some()).finish()
+    }
+}
+
+impl Interceptor for ShownKey {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(value) = &self.0 {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(request)
+    }
 }

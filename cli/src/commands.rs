@@ -8,6 +8,7 @@ pub mod inspect;
 pub mod make_demo;
 pub mod mirror;
 pub mod plan;
+mod security;
 pub mod serve;
 pub mod tokenize;
 pub mod verify;

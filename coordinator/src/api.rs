@@ -5,7 +5,9 @@
 
 mod cluster;
 mod convert;
+mod door;
 mod inference;
+mod keys;
 mod server;
 mod status;
 mod stream;
@@ -15,6 +17,8 @@ mod validate;
 mod tests;
 
 pub use cluster::ClusterStatus;
+pub use door::{DoorCounters, DoorOptions, DoorReport};
 pub use inference::{Inference, InferenceParts};
+pub use keys::{ApiKeys, KeyRefusal};
 pub use server::{ServeError, ServerOptions, serve};
 pub use stream::GenerateStream;

@@ -1,7 +1,7 @@
 //! The coordinator's figures for Prometheus. Names, units and labels are documented in docs/METRICS.md, which a test
 //! compares with what is encoded here.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use prometheus_client::{
     collector::Collector,
@@ -12,7 +12,7 @@ use serde::Serialize;
 use shimmer_proto::v1::WorkerStatus;
 use tokio::sync::watch;
 
-use crate::api::ClusterStatus;
+use crate::api::{ClusterStatus, DoorCounters, DoorReport};
 use crate::dispatch::WorkerStats;
 use crate::engine::{EngineHandle, EngineStats};
 use crate::histogram::{BOUNDS_US, Histogram};
@@ -28,6 +28,8 @@ pub struct CoordinatorReport {
     pub links: RemoteCounters,
     /// The workers, in the order of the engine's.
     pub workers: Vec<ReportedWorker>,
+    /// The public port.
+    pub door: DoorReport,
 }
 
 /// A worker as its link knows it.
@@ -52,6 +54,8 @@ pub struct Sources {
     pub links: RemoteObserver,
     /// The workers.
     pub cluster: watch::Receiver<ClusterStatus>,
+    /// The public port.
+    pub door: Arc<DoorCounters>,
 }
 
 impl Sources {
@@ -67,6 +71,7 @@ impl Sources {
             workers: self.cluster.borrow().workers.iter().map(worker).collect(),
             engine: self.engine.stats(),
             links: self.links.counters(),
+            door: self.door.report(),
         }
     }
 }
@@ -143,6 +148,28 @@ const COUNTERS: &[Labelled] = &[
             ("unknown", |r| r.links.dropped.unknown),
         ],
     ),
+    (
+        "shimmer_coordinator_connections",
+        "Connections of clients accepted, refused ones included.",
+        "",
+        &[("", |r| r.door.connections)],
+    ),
+    (
+        "shimmer_coordinator_connections_closed",
+        "Connections of clients that the coordinator closed: too many were open, no call came, or TLS failed.",
+        "reason",
+        &[
+            ("handshake", |r| r.door.handshake),
+            ("limit", |r| r.door.full),
+            ("silent", |r| r.door.silent),
+        ],
+    ),
+    (
+        "shimmer_coordinator_calls_refused",
+        "Calls without an API key, or with an unknown one.",
+        "reason",
+        &[("missing_key", |r| r.door.missing_key), ("unknown_key", |r| r.door.unknown_key)],
+    ),
 ];
 
 const OVERLAPS: Series<Overlap> = &[
@@ -184,6 +211,12 @@ const GAUGES: &[Labelled] = &[
             ("free", |r| r.engine.kv_pages_free),
             ("used", |r| r.engine.kv_pages - r.engine.kv_pages_free),
         ],
+    ),
+    (
+        "shimmer_coordinator_open_connections",
+        "Connections of clients that are open.",
+        "",
+        &[("", |r| r.door.open)],
     ),
 ];
 

@@ -52,6 +52,11 @@ pub fn internal(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::Internal, reason, message, None)
 }
 
+/// UNAUTHENTICATED: the caller showed nothing that says who he is, or something unknown.
+pub fn unauthenticated(reason: &str, message: impl Into<String>) -> Status {
+    with_reason(Code::Unauthenticated, reason, message, None)
+}
+
 /// CANCELLED.
 pub fn cancelled(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::Cancelled, reason, message, None)

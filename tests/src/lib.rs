@@ -3,6 +3,7 @@
 //! It starts what it is told to and ends it again, also when a test panics; it knows nothing about arithmetic. Start
 //! reading at [`cluster::Cluster`].
 
+pub mod certificates;
 pub mod client;
 pub mod cluster;
 pub mod control_group;

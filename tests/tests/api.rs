@@ -121,7 +121,7 @@ impl Server {
         let port = listener.local_addr().unwrap().port();
         let shutdown = CancellationToken::new();
         let token = shutdown.clone();
-        let options = ServerOptions { drain: Duration::from_secs(2) };
+        let options = ServerOptions { drain: Duration::from_secs(2), ..ServerOptions::default() };
         let served = runtime.spawn(async move {
             serve(cluster.inference().clone(), listener, token, options).await.unwrap();
         });

@@ -18,5 +18,6 @@ mod oracle_smol;
 mod oracle_tiny;
 mod protocol;
 mod same_bytes;
+mod security;
 mod tidy;
 mod tiers;

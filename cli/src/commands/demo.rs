@@ -21,7 +21,7 @@ use super::generate::{Report, generate};
 use crate::{
     backend::{Backend, connect},
     block_on,
-    config::{HostPort, Period},
+    config::{Access, ApiAddress, Period},
     error::Error,
     logging::LogArgs,
     output, shutdown,
@@ -155,10 +155,11 @@ async fn show(args: &DemoArgs, container: &Path, logs: &Path) -> Result<(), Erro
         ["serve", "--container", &container, "--listen", "127.0.0.1:0", "--workers", &endpoints];
     let mut coordinator = Process::start("coordinator", &flags, logs)?;
     let address = coordinator.address(START_DEADLINE).await?;
-    let endpoint: HostPort = address
+    let endpoint: ApiAddress = address
         .parse()
         .map_err(|error| Error::failed(format!("the coordinator listens on {address}"), error))?;
-    let backend = Backend::Remote(connect(&endpoint, Period::seconds(5)).await?);
+    let backend =
+        Backend::Remote(connect(&endpoint, &Access::default(), Period::seconds(5)).await?);
     let model = serving(&backend, &mut coordinator, &mut workers).await?;
     output::note(&format!(
         "{} is served by a coordinator on {address} and {} workers on {endpoints} after {:.1} s",

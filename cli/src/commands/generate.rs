@@ -27,6 +27,7 @@ const EXAMPLES: &str = "\
 Examples:
   shimmer generate --endpoint localhost:50051 --chat 'Why is the sky blue?' --max-tokens 200
   shimmer generate --container olmoe --in-process --workers 3 --prompt 'Once upon a time' --temperature 0 --json
+  shimmer generate --endpoint https://models.example:50051 --ca ca.pem --api-key-file key --chat 'Hello'
   echo 'Once upon a time' | shimmer generate --prompt-file - --seed 7
   shimmer generate --container olmoe --in-process --prompt-tokens 512 --max-tokens 1 --json --logits-digest=false
       measures prefill: timings.prefill_tokens_per_s

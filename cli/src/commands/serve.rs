@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use shimmer_coordinator::{
-    api::{ServerOptions, serve},
+    api::{DoorCounters, ServerOptions, serve},
     dispatch::FaultPolicy,
     engine::{EngineConfig, EngineMemory},
     membership::leader::Timings,
@@ -12,11 +12,11 @@ use shimmer_coordinator::{
 };
 use shimmer_kernels::Kernels;
 use shimmer_model::Container;
-use shimmer_proto::membership::fixed::FixedStore;
+use shimmer_proto::tls::Dialer;
 use shimmer_worker::{bind, tier_options::ByteSize};
 use tokio::net::TcpListener;
 
-use super::{BUILD, cannot_listen};
+use super::{BUILD, cannot_listen, security};
 use crate::{
     block_on,
     config::ServeConfig,
@@ -35,19 +35,22 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     logging::start(&config.log, config.log_format);
     let container = super::open_container(&config.container)?;
     let kernels = kernels(config.isa)?;
+    let identity = security::identity(config.tls.as_ref())?;
+    let dialer = identity.map_or_else(Dialer::plaintext, |identity| Dialer::tls(identity.client()));
     let metrics = config.metrics_listen.map(Metrics::bind).transpose()?;
     // Before the model is loaded: an address that is taken is heard of at once.
     let listener = bind(&config.listen.to_string())
         .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
     let address =
         listener.local_addr().map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
+    let door = security::door(&config, address)?;
+    let counters = Arc::<DoorCounters>::default();
     let links = |error| Error::failed("cannot start the links to the workers", error);
     let model = ClusterModel::from_container(&container, BUILD).map_err(links)?;
     let own = config.own_experts.map(|size| own_copy(&container, kernels, size, &config));
     let own = own.transpose()?;
-    let addresses: Vec<_> = config.workers.iter().map(|worker| worker.0.clone()).collect();
-    let store = Arc::new(FixedStore::of_workers(&addresses));
-    let workers = RemoteWorkers::start(remote(&config), model, store, own).map_err(links)?;
+    let store = config.store()?;
+    let workers = RemoteWorkers::start(remote(&config, dialer), model, store, own).map_err(links)?;
     let (status, links) = (workers.status(), workers.observer());
     let name =
         config.model_name.clone().unwrap_or_else(|| container.manifest().source.name.clone());
@@ -60,14 +63,19 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         name,
         None,
     )?;
-    let sources = Sources { engine: inference.engine().clone(), links, cluster: status };
+    let sources = Sources {
+        engine: inference.engine().clone(),
+        links,
+        cluster: status,
+        door: Arc::clone(&counters),
+    };
     block_on(async {
         let shutdown = shutdown::on_signal()?;
         let listener = TcpListener::from_std(listener)
             .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
         tracing::info!(id = config.id, %address, isa = %kernels.isa(), threads = config.threads, "coordinator is listening");
         output::line(&format!("listening on {address}"))?;
-        let options = ServerOptions { drain: config.drain_timeout.0 };
+        let options = ServerOptions { door, counters, drain: config.drain_timeout.0 };
         let serving = serve(inference, listener, shutdown.clone(), options);
         metrics::beside(serving, metrics, page(sources), shutdown)
             .await
@@ -100,10 +108,11 @@ fn own_copy(
     Ok(Box::new(copy))
 }
 
-fn remote(config: &ServeConfig) -> RemoteConfig {
+fn remote(config: &ServeConfig, dialer: Dialer) -> RemoteConfig {
     let defaults = RemoteConfig::default();
     let layer_ceiling = config.layer_deadline.0;
     RemoteConfig {
+        dialer,
         coordinator_id: config.id.clone(),
         build: BUILD.to_owned(),
         connect_timeout: config.connect_timeout.0,

@@ -9,7 +9,7 @@ use shimmer_proto::v1::{
 use crate::{
     backend::Backend,
     block_on,
-    config::{HostPort, Period, Target},
+    config::{Access, ApiAddress, Period, Target},
     error::Error,
     output,
 };
@@ -17,7 +17,8 @@ use crate::{
 const TOKENIZE_EXAMPLES: &str = "\
 Examples:
   shimmer tokenize 'Once upon a time'
-  shimmer tokenize --chat 'Hello' --json";
+  shimmer tokenize --chat 'Hello' --json
+  shimmer tokenize 'Hello' --endpoint https://models.example:50051 --ca ca.pem --api-key-file key";
 
 /// Flags of `shimmer tokenize`.
 #[derive(Debug, Args)]
@@ -38,14 +39,16 @@ pub struct TokenizeArgs {
     /// One JSON object instead of the ids
     #[arg(long)]
     json: bool,
-    /// Coordinator as host:port
+    /// Coordinator as host:port, or https://host:port where it speaks TLS
     #[arg(
         long,
         env = "SHIMMER_ENDPOINT",
         value_name = "ADDRESS",
         default_value = "localhost:50051"
     )]
-    endpoint: HostPort,
+    endpoint: ApiAddress,
+    #[command(flatten)]
+    access: Access,
 }
 
 /// Flags of `shimmer detokenize`.
@@ -57,19 +60,22 @@ pub struct DetokenizeArgs {
     /// Leaves out special tokens
     #[arg(long)]
     skip_special: bool,
-    /// Coordinator as host:port
+    /// Coordinator as host:port, or https://host:port where it speaks TLS
     #[arg(
         long,
         env = "SHIMMER_ENDPOINT",
         value_name = "ADDRESS",
         default_value = "localhost:50051"
     )]
-    endpoint: HostPort,
+    endpoint: ApiAddress,
+    #[command(flatten)]
+    access: Access,
 }
 
-async fn open(endpoint: &HostPort) -> Result<Backend, Error> {
+async fn open(endpoint: &ApiAddress, access: &Access) -> Result<Backend, Error> {
     Backend::open(Target::Endpoint {
         address: endpoint.clone(),
+        access: access.clone(),
         connect_timeout: Period::seconds(5),
     })
     .await
@@ -92,7 +98,8 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<(), Error> {
         add_special_tokens: args.no_special.then_some(false),
         parse_special_tokens: args.plain.then_some(false),
     };
-    let response = block_on(async { open(&args.endpoint).await?.tokenize(request).await })?;
+    let response =
+        block_on(async { open(&args.endpoint, &args.access).await?.tokenize(request).await })?;
     if args.json {
         return output::json(
             &json!({ "token_ids": response.token_ids, "rendered": response.rendered }),
@@ -111,5 +118,7 @@ pub fn detokenize(args: &DetokenizeArgs) -> Result<(), Error> {
         token_ids: args.token_ids.clone(),
         skip_special_tokens: args.skip_special.then_some(true),
     };
-    output::line(&block_on(async { open(&args.endpoint).await?.detokenize(request).await })?)
+    output::line(&block_on(async {
+        open(&args.endpoint, &args.access).await?.detokenize(request).await
+    })?)
 }

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::registration::{Registration, while_serving};
-use super::cannot_listen;
+use super::{cannot_listen, security};
 use crate::{
     block_on,
     config::{WorkerConfig, host_name},
@@ -35,6 +35,7 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
     logging::start(&config.log, config.log_format);
     let container = super::open_container(&config.container)?;
     let kernels = kernels(config.isa)?;
+    let tls = security::identity(config.tls.as_ref())?.map(|identity| identity.server());
     let metrics = config.metrics_listen.map(Metrics::bind).transpose()?;
     let listener = bind(&config.listen.to_string())
         .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
@@ -62,7 +63,7 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "worker is ready for coordinators");
         output::line(&format!("listening on {address}"))?;
         let options =
-            ServeConfig { drain_timeout: config.drain_timeout.0, ..ServeConfig::default() };
+            ServeConfig { drain_timeout: config.drain_timeout.0, tls, ..ServeConfig::default() };
         let page = page(&core, store.as_ref().map(|store| store.watch()));
         let registration = store
             .zip(config.cluster)

@@ -26,6 +26,7 @@ pub fn check_environment(
 ) -> Result<(), EnvironmentError> {
     let mut known: BTreeSet<String> = WITHOUT_FLAG.map(str::to_owned).into();
     collect(command, &mut known);
+    known.insert(super::security::API_KEY_VARIABLE.to_owned());
     for variable in variables {
         let ours = variable.starts_with("SHIMMER_") && !variable.starts_with(FOR_TESTS);
         if ours && !known.contains(&variable) && !is_service_link(&variable) {

@@ -10,7 +10,7 @@ use shimmer_proto::v1::SamplingParams;
 use shimmer_worker::TierOptions;
 
 use super::{
-    ByteSize, ConfigError, HostPort, IsaName, Period, Seed, Settings,
+    Access, ApiAddress, ByteSize, ConfigError, IsaName, Period, Seed, Settings,
     tiers::settings_with_tiers,
     worker::{check_weight, threads_or_all},
 };
@@ -18,9 +18,17 @@ use super::{
 settings_with_tiers! {
     /// Keys of a generation's config file, its variables and its flags.
     pub struct GenerateSettings {
-        /// Coordinator as host:port
+        /// Coordinator as host:port, or https://host:port where it speaks TLS
         #[arg(long, env = "SHIMMER_ENDPOINT", value_name = "ADDRESS", help_heading = "Where")]
-        endpoint: HostPort, because "without it localhost:50051, unless in-process is asked for";
+        endpoint: ApiAddress, because "without it localhost:50051, unless in-process is asked for";
+
+        /// File with the API key, as `key` or `name:key` in its first line; the variable SHIMMER_API_KEY can hold the key itself
+        #[arg(long, env = "SHIMMER_API_KEY_FILE", value_name = "FILE", help_heading = "Where")]
+        api_key_file: PathBuf, because "without it, and without the variable, no key is shown";
+
+        /// Certificates of the authorities that may have signed the server's, for https:// endpoints
+        #[arg(long, env = "SHIMMER_CA", value_name = "FILE", help_heading = "Where")]
+        ca: PathBuf, because "an https:// endpoint needs it: no authority is built in";
 
         /// Runs coordinator and workers inside this process, without sockets; needs --container
         #[arg(long, env = "SHIMMER_IN_PROCESS", value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -150,7 +158,7 @@ fn single(value: Option<f64>) -> Option<f32> {
 #[derive(Debug, Clone)]
 pub enum Target {
     /// A running coordinator.
-    Endpoint { address: HostPort, connect_timeout: Period },
+    Endpoint { address: ApiAddress, access: Access, connect_timeout: Period },
     /// Coordinator and workers in this process.
     InProcess(InProcess),
 }
@@ -256,8 +264,10 @@ impl GenerateSettings {
             Some(address) => address,
             None => "localhost:50051".parse().expect("a literal address"),
         };
+        let access = Access { api_key_file: self.api_key_file, ca: self.ca };
         Ok(Target::Endpoint {
             address,
+            access,
             connect_timeout: self.connect_timeout.ok_or_else(|| missing("connect-timeout"))?,
         })
     }

@@ -12,11 +12,13 @@ use shimmer_kernels::Isa;
 use shimmer_proto::{
     limits::MAX_COPIES,
     membership::{MembershipStore, fixed::FixedStore},
+    tls::TlsFiles,
 };
 
 use super::{
     ByteSize, ClusterConfig, ConfigError, HostPort, IsaName, Period, Settings,
     cluster::settings_with_cluster,
+    security::{member_files, server_files},
     settings,
     worker::{check_name, threads_or_all},
 };
@@ -136,6 +138,36 @@ settings_with_cluster! {
         metrics_listen: SocketAddr,
             because "without it there is no page: it tells names and load to whoever can reach it";
 
+        /// Certificates of the authorities that sign this cluster's members; with tls-cert and tls-key, traffic between members
+        /// is encrypted and both ends are checked
+        #[arg(long, env = "SHIMMER_TLS_CA", value_name = "FILE", help_heading = "Security")]
+        tls_ca: PathBuf, because "without the three files anybody who reaches the port is believed: for trusted networks only";
+
+        /// Certificate of this member, and those between it and the authority
+        #[arg(long, env = "SHIMMER_TLS_CERT", value_name = "FILE", help_heading = "Security")]
+        tls_cert: PathBuf, because "read again when it changes";
+
+        /// Key of the certificate
+        #[arg(long, env = "SHIMMER_TLS_KEY", value_name = "FILE", help_heading = "Security")]
+        tls_key: PathBuf, because "read again when it changes";
+
+        /// File of the keys that clients must show, one a line, as `key` or `name:key`
+        #[arg(long, env = "SHIMMER_API_KEYS", value_name = "FILE", help_heading = "Security")]
+        api_keys: PathBuf, because "without it every client is served; read again when it changes";
+
+        /// Certificate of the port for clients, which then speaks TLS
+        #[arg(long, env = "SHIMMER_API_TLS_CERT", value_name = "FILE", help_heading = "Security")]
+        api_tls_cert: PathBuf, because "without it clients speak plaintext, keys included; read again when it changes";
+
+        /// Key of that certificate
+        #[arg(long, env = "SHIMMER_API_TLS_KEY", value_name = "FILE", help_heading = "Security")]
+        api_tls_key: PathBuf, because "read again when it changes";
+
+        /// Connections of clients at the same time; more are refused with RESOURCE_EXHAUSTED
+        #[arg(long, env = "SHIMMER_MAX_CONNECTIONS", value_name = "COUNT", allow_negative_numbers = true, help_heading = "Security")]
+        max_connections: NonZeroUsize = NonZeroUsize::new(1024).expect("not zero"),
+            because "one carries many calls, so that this is far above what the queue holds";
+
         /// What to log to standard error, in the syntax of tracing's filters
         #[arg(long, env = "SHIMMER_LOG", value_name = "FILTER")]
         log: LogFilter = LogFilter::default(), because "events of the role's life, nothing per token";
@@ -181,6 +213,12 @@ pub struct ServeConfig {
     pub drain_timeout: Period,
     /// Absent: no page.
     pub metrics_listen: Option<SocketAddr>,
+    /// Towards workers; absent: plaintext.
+    pub tls: Option<TlsFiles>,
+    pub api_keys: Option<PathBuf>,
+    /// Certificate and key of the public port.
+    pub api_tls: Option<(PathBuf, PathBuf)>,
+    pub max_connections: usize,
     pub log: LogFilter,
     pub log_format: LogFormat,
 }
@@ -279,6 +317,10 @@ impl ServeSettings {
             own_experts: all.own_experts,
             drain_timeout: all.drain_timeout.ok_or_else(|| missing("drain-timeout"))?,
             metrics_listen: all.metrics_listen,
+            tls: member_files(all.tls_ca, all.tls_cert, all.tls_key)?,
+            api_keys: all.api_keys,
+            api_tls: server_files(all.api_tls_cert, all.api_tls_key)?,
+            max_connections: all.max_connections.ok_or_else(|| missing("max-connections"))?.get(),
             log: all.log.ok_or_else(|| missing("log"))?,
             log_format: all.log_format.ok_or_else(|| missing("log-format"))?,
         })

@@ -62,6 +62,7 @@ fn check_environment_of(variable: &str, known: bool) {
 fn every_prefixed_variable_must_be_known() {
     check_environment_of("SHIMMER_ISA", true);
     check_environment_of("SHIMMER_WORKERS", true);
+    check_environment_of("SHIMMER_API_KEY", true);
     check_environment_of("SHIMMER_TEMPERATURE", true);
     check_environment_of("TEMPERATURE", true);
     check_environment_of("TEMP", true);
@@ -225,6 +226,8 @@ fn serve_refuses_what_cannot_run() {
     );
     check_serve(|s| s.layer_timeout = Some(Period::seconds(0)), Some("layer-timeout"));
     check_serve(|s| s.id = Some("a b".to_owned()), Some("\"a b\""));
+    check_serve(|s| s.tls_ca = Some("ca".into()), Some("tls-cert and tls-key are missing"));
+    check_serve(|s| s.api_tls_key = Some("key".into()), Some("api-tls-cert is missing"));
 }
 
 fn check_generate(change: impl FnOnce(&mut GenerateSettings), refused: Option<&str>) {
@@ -285,6 +288,7 @@ fn check_tiers(change: impl FnOnce(&mut WorkerSettings), refused: Option<&str>) 
 #[test]
 fn tiers_refuse_what_cannot_be_meant() {
     check_tiers(|_| {}, None);
+    check_tiers(|s| s.tls_key = Some("key".into()), Some("tls-ca and tls-cert are missing"));
     check_tiers(|s| s.ram = "0".parse().ok(), Some("hold no expert"));
     check_tiers(|s| s.pilot_workers = Some(17), Some("at most 16"));
     check_tiers(|s| s.pilot_workers = Some(0), None);

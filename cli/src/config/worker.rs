@@ -3,11 +3,12 @@
 use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 
 use shimmer_kernels::Isa;
+use shimmer_proto::tls::TlsFiles;
 use shimmer_worker::{TierOptions, memory::default_threads};
 
 use super::{
     ClusterConfig, ConfigError, IsaName, Period, Settings, cluster::settings_with_cluster,
-    tiers::settings_with_tiers,
+    security::member_files, tiers::settings_with_tiers,
 };
 use crate::logging::{LogFilter, LogFormat};
 
@@ -59,6 +60,19 @@ settings_with_cluster! {
         metrics_listen: SocketAddr,
             because "without it there is no page: it tells names and load to whoever can reach it";
 
+        /// Certificates of the authorities that sign this cluster's members; with tls-cert and tls-key, traffic between members
+        /// is encrypted and both ends are checked
+        #[arg(long, env = "SHIMMER_TLS_CA", value_name = "FILE", help_heading = "Security")]
+        tls_ca: PathBuf, because "without the three files anybody who reaches the port is believed: for trusted networks only";
+
+        /// Certificate of this member, and those between it and the authority
+        #[arg(long, env = "SHIMMER_TLS_CERT", value_name = "FILE", help_heading = "Security")]
+        tls_cert: PathBuf, because "read again when it changes";
+
+        /// Key of the certificate
+        #[arg(long, env = "SHIMMER_TLS_KEY", value_name = "FILE", help_heading = "Security")]
+        tls_key: PathBuf, because "read again when it changes";
+
         /// What to log to standard error, in the syntax of tracing's filters
         #[arg(long, env = "SHIMMER_LOG", value_name = "FILTER")]
         log: LogFilter = LogFilter::default(), because "events of the role's life, nothing per request";
@@ -88,6 +102,8 @@ pub struct WorkerConfig {
     pub metrics_listen: Option<SocketAddr>,
     /// Absent: coordinators know the address of this worker.
     pub cluster: Option<ClusterConfig>,
+    /// Absent: plaintext.
+    pub tls: Option<TlsFiles>,
     pub log: LogFilter,
     pub log_format: LogFormat,
 }
@@ -123,6 +139,7 @@ impl WorkerSettings {
             profile: all.profile == Some(true),
             metrics_listen: all.metrics_listen,
             cluster,
+            tls: member_files(all.tls_ca, all.tls_cert, all.tls_key)?,
             log: all.log.ok_or_else(|| ConfigError::missing("log"))?,
             log_format: all.log_format.ok_or_else(|| ConfigError::missing("log-format"))?,
         })

@@ -178,6 +178,7 @@ impl Inference {
     }
 
     async fn encode_text(&self, text: String, options: EncodeOptions) -> Result<Vec<u32>, Status> {
+        validate::text("text", text.len()).map_err(|error| status::invalid(&error))?;
         let tokenizer = Arc::clone(&self.parts.tokenizer);
         off_thread(move || tokenizer.encode(&text, options))
             .await?

@@ -1,5 +1,6 @@
 //! The gRPC server: the inference service, health and reflection on one listener.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use shimmer_proto::limits::MAX_API_MESSAGE_BYTES;
@@ -7,21 +8,35 @@ use shimmer_proto::v1::inference_service_server::InferenceServiceServer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::TcpIncoming;
+use tonic::service::InterceptorLayer;
+use tonic::service::interceptor::InterceptedService;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use super::{ClusterStatus, Inference};
+use super::door::{Door, Doorkeeper, note_call};
+use super::{ClusterStatus, DoorCounters, DoorOptions, Inference};
 use crate::engine::EngineHandle;
 
 /// Full name of the service, for health and reflection.
 const SERVICE: &str = "shimmer.v1.InferenceService";
 
-/// How the server ends.
-#[derive(Clone, Copy, Debug)]
+/// Who is let in, and how the server ends.
+#[derive(Clone, Debug)]
 pub struct ServerOptions {
+    /// Limits, TLS and keys of the port.
+    pub door: DoorOptions,
+    /// Counts what happens there.
+    pub counters: Arc<DoorCounters>,
     /// Time that running generations get after the shutdown began.
     pub drain: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        let (door, counters) = (DoorOptions::default(), Arc::default());
+        // Kubernetes kills after 30 s.
+        Self { door, counters, drain: Duration::from_secs(25) }
+    }
 }
 
 /// Why the server could not run.
@@ -55,13 +70,20 @@ pub async fn serve(
     let service = InferenceServiceServer::new(inference.clone())
         .max_decoding_message_size(MAX_API_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_API_MESSAGE_BYTES);
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let server = shimmer_proto::channel::server_builder()
-        .add_service(service)
+    let ServerOptions { door, counters, .. } = &options;
+    let keeper = Doorkeeper { keys: door.keys.clone(), counters: Arc::clone(counters) };
+    let max_streams = door.max_streams;
+    let (door, guests) = Door::new(door.clone(), Arc::clone(counters));
+    let attend = door.attend(listener, shutdown.clone());
+    let serving = shimmer_proto::channel::server_builder()
+        .max_concurrent_streams(max_streams)
+        .layer(InterceptorLayer::new(note_call))
+        .add_service(InterceptedService::new(service, keeper))
         .add_service(health)
         .add_service(v1)
         .add_service(v1alpha)
-        .serve_with_incoming_shutdown(incoming, shutdown.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(guests, shutdown.clone().cancelled_owned());
+    let server = async { tokio::join!(attend, serving).1 };
     let engine = inference.engine().clone();
     let drain = async {
         shutdown.cancelled().await;

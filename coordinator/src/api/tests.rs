@@ -117,3 +117,38 @@ fn chats_have_messages_of_known_roles() {
     check_chat(&[], "chat.messages");
     check_chat(&["user", "User"], "chat.messages[1].role");
 }
+
+#[test]
+fn every_count_of_a_request_has_a_limit() {
+    use validate::{MAX_CHAT_MESSAGES, MAX_LOGIT_BIASES, MAX_TEXT_BYTES, MAX_TOKEN_IDS};
+    let biases = |count: usize| (0..).take(count).map(|token| (token, 0.0)).collect();
+    let biased = |count: usize| {
+        let params =
+            v1::SamplingParams { logit_bias: biases(count), ..v1::SamplingParams::default() };
+        validate::sampling(Some(params), u32::MAX)
+    };
+    check(biased(MAX_LOGIT_BIASES), "");
+    check(biased(MAX_LOGIT_BIASES + 1), "sampling.logit_bias");
+    check_chat(&vec!["user"; MAX_CHAT_MESSAGES], "");
+    check_chat(&vec!["user"; MAX_CHAT_MESSAGES + 1], "chat.messages");
+    check(validate::text("text", MAX_TEXT_BYTES), "");
+    check(validate::text("text", MAX_TEXT_BYTES + 1), "text");
+    let half = "x".repeat(MAX_TEXT_BYTES / 2 + 1);
+    let message =
+        |content: &str| v1::ChatMessage { role: "user".to_owned(), content: content.to_owned() };
+    let chat =
+        v1::Chat { messages: vec![message(&half), message(&half)], add_generation_prompt: None };
+    check(validate::chat(&chat), "chat.messages");
+    let ids = vec![0; MAX_TOKEN_IDS + 1];
+    check(validate::token_ids("token_ids.ids", &ids[1..], VOCAB), "");
+    check(validate::token_ids("token_ids.ids", &ids, VOCAB), "token_ids.ids");
+}
+
+#[test]
+fn a_refusal_does_not_repeat_megabytes() {
+    let role = "r".repeat(1 << 20);
+    let message = v1::ChatMessage { role, content: String::new() };
+    let chat = v1::Chat { messages: vec![message], add_generation_prompt: None };
+    let error = validate::chat(&chat).unwrap_err();
+    assert!(error.to_string().len() < 4096, "{} bytes", error.to_string().len());
+}

@@ -3,7 +3,7 @@
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
-use shimmer_proto::v1;
+use shimmer_proto::{identity::shown, v1};
 
 use crate::engine::{MAX_LOGPROBS, MAX_STOP_STRINGS};
 use crate::sampler::{InvalidParameter, Sampling};
@@ -15,6 +15,14 @@ pub(super) const MAX_REQUEST_ID_BYTES: usize = 128;
 pub(super) const MAX_STOP_STRING_BYTES: usize = 1024;
 /// Most stop tokens of one request.
 pub(super) const MAX_STOP_TOKENS: usize = 256;
+/// Most tokens of one prompt, or of one text to be made of tokens: four times the longest context that is known.
+pub(super) const MAX_TOKEN_IDS: usize = 4 << 20;
+/// Longest text of one request, all messages of a chat together, bytes: what so many tokens are made of.
+pub(super) const MAX_TEXT_BYTES: usize = 16 << 20;
+/// Most messages of one chat.
+pub(super) const MAX_CHAT_MESSAGES: usize = 4096;
+/// Most tokens with a bias of their own.
+pub(super) const MAX_LOGIT_BIASES: usize = 4096;
 /// Roles of chat messages.
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
@@ -25,6 +33,10 @@ pub(super) fn sampling(
 ) -> Result<Sampling, InvalidParameter> {
     let params = params.unwrap_or_default();
     let default = Sampling::default();
+    if params.logit_bias.len() > MAX_LOGIT_BIASES {
+        let description = format!("{} tokens; at most {MAX_LOGIT_BIASES}", params.logit_bias.len());
+        return Err(InvalidParameter::new("sampling.logit_bias", description));
+    }
     // The order of a map is not part of the request: by token.
     let mut logit_bias: Vec<(u32, f32)> = params.logit_bias.into_iter().collect();
     logit_bias.sort_unstable_by_key(|&(token, _)| token);
@@ -118,8 +130,20 @@ pub(super) fn request_id(id: Option<String>) -> Result<String, InvalidParameter>
     Ok(id)
 }
 
-/// Refuses ids that the model has no row for.
+/// Refuses text that takes minutes to tokenize and fits into no context.
+pub(super) fn text(field: &str, bytes: usize) -> Result<(), InvalidParameter> {
+    if bytes <= MAX_TEXT_BYTES {
+        return Ok(());
+    }
+    Err(InvalidParameter::new(field, format!("{bytes} bytes; at most {MAX_TEXT_BYTES}")))
+}
+
+/// Refuses ids that the model has no row for, and more of them than any context takes.
 pub(super) fn token_ids(field: &str, ids: &[u32], vocab_size: u32) -> Result<(), InvalidParameter> {
+    if ids.len() > MAX_TOKEN_IDS {
+        let description = format!("{} tokens; at most {MAX_TOKEN_IDS}", ids.len());
+        return Err(InvalidParameter::new(field, description));
+    }
     match ids.iter().position(|&id| id >= vocab_size) {
         None => Ok(()),
         Some(index) => {
@@ -135,9 +159,16 @@ pub(super) fn chat(chat: &v1::Chat) -> Result<(), InvalidParameter> {
     if chat.messages.is_empty() {
         return Err(InvalidParameter::new("chat.messages", "is empty"));
     }
+    let count = chat.messages.len();
+    if count > MAX_CHAT_MESSAGES {
+        let description = format!("{count} messages; at most {MAX_CHAT_MESSAGES}");
+        return Err(InvalidParameter::new("chat.messages", description));
+    }
+    text("chat.messages", chat.messages.iter().map(|message| message.content.len()).sum())?;
     for (index, message) in chat.messages.iter().enumerate() {
         if !ROLES.contains(&message.role.as_str()) {
-            let description = format!("{:?} is not one of {}", message.role, ROLES.join(", "));
+            let description =
+                format!("{:?} is not one of {}", shown(&message.role), ROLES.join(", "));
             return Err(InvalidParameter::new(format!("chat.messages[{index}].role"), description));
         }
     }
