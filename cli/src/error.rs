@@ -2,6 +2,7 @@
 
 use std::{error::Error as StdError, fmt::Write as _, process::ExitCode};
 
+use shimmer_proto::status::told;
 use tonic::Status;
 use tonic_types::StatusExt as _;
 
@@ -115,7 +116,7 @@ fn one_line(text: &str) -> String {
 
 /// The answer of a server: what it says, each refused field, and when to come back.
 fn describe(status: &Status) -> String {
-    let mut text = format!("{}: {}", code_name(status.code()), status.message());
+    let mut text = format!("{}: {}", code_name(status.code()), told(status));
     let details = status.get_error_details();
     if let Some(bad_request) = details.bad_request() {
         for violation in &bad_request.field_violations {

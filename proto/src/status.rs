@@ -57,6 +57,11 @@ pub fn unauthenticated(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::Unauthenticated, reason, message, None)
 }
 
+/// ABORTED: somebody else goes on with it.
+pub fn aborted(reason: &str, message: impl Into<String>) -> Status {
+    with_reason(Code::Aborted, reason, message, None)
+}
+
 /// CANCELLED.
 pub fn cancelled(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::Cancelled, reason, message, None)
@@ -74,6 +79,21 @@ pub fn not_found(kind: &str, name: &str, message: impl Into<String>) -> Status {
     let message = message.into();
     let details = ErrorDetails::with_resource_info(kind, name, "", message.clone());
     Status::with_error_details(Code::NotFound, message, details)
+}
+
+/// What a status says, with everything that led to it: where a connection was refused, the peer's reason stands among the
+/// causes only.
+pub fn told(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text = if text.is_empty() { said } else { format!("{text}: {said}") };
+        }
+        cause = error.source();
+    }
+    text
 }
 
 /// Time that the server asks a client to wait before it tries again.

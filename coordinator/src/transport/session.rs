@@ -16,6 +16,7 @@ use shimmer_proto::{
     },
     identity::{self, shown},
     limits::{self, MAX_MESSAGE_BYTES},
+    status::told,
     tls::DialError,
 };
 use tokio::sync::mpsc;
@@ -144,7 +145,7 @@ impl<'a> Session<'a> {
             Code::Unimplemented => Ending::Refused(format!(
                 "{address} is no worker of this kind: it has no expert service"
             )),
-            _ => Ending::Lost(format!("opening the expert stream: {}", shown(status.message()))),
+            _ => Ending::Lost(format!("opening the expert stream: {}", shown(&told(&status)))),
         })
     }
 

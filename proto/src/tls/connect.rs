@@ -81,8 +81,9 @@ impl Dialer {
         address: &PeerAddress,
         limit: Duration,
     ) -> Result<Channel, DialError> {
-        let endpoint = channel::endpoint(address)?.connect_timeout(limit);
-        // Around the whole attempt: the endpoint's own limit does not cover name resolution.
+        // The endpoint's own limit is for when the channel connects again by itself. It does not cover name resolution, so
+        // that the first attempt has one around all of it.
+        let endpoint = channel::endpoint(address)?.connect_timeout(limit.saturating_mul(2));
         match tokio::time::timeout(limit, self.open(address, endpoint)).await {
             Err(_) => Err(DialError::Late(limit)),
             Ok(Err(error)) => Err(sorted(&*error)),

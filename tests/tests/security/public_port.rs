@@ -212,7 +212,7 @@ fn connections_beyond_the_limit_hear_why_and_come_back() {
         let second = call().unwrap();
         let refused = call().unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
-        assert!(refused.message().contains("limit of 2 connections"), "{refused:?}");
+        assert!(status::told(&refused).contains("limit of 2 connections"), "{refused:?}");
         drop(second);
         let third = wait_for("a free seat", SOON, || call().ok());
         drop((first, third));
