@@ -13,6 +13,7 @@ pub mod fence;
 pub mod gating;
 pub mod heat;
 pub mod histogram;
+pub mod journal;
 pub mod kv_cache;
 pub mod membership;
 pub mod metrics;

@@ -16,6 +16,7 @@ use crate::api::{ClusterStatus, DoorCounters, DoorReport};
 use crate::dispatch::WorkerStats;
 use crate::engine::{EngineHandle, EngineStats};
 use crate::histogram::{BOUNDS_US, Histogram};
+use crate::journal::{Journal, JournalStats};
 use crate::prediction::Overlap;
 use crate::transport::{LinkState, RemoteCounters, RemoteObserver};
 
@@ -26,6 +27,8 @@ pub struct CoordinatorReport {
     pub engine: EngineStats,
     /// The links to workers.
     pub links: RemoteCounters,
+    /// The journal; all zero without one.
+    pub journal: JournalStats,
     /// The workers, in the order of the engine's.
     pub workers: Vec<ReportedWorker>,
     /// The public port.
@@ -52,6 +55,8 @@ pub struct Sources {
     pub engine: EngineHandle,
     /// The links.
     pub links: RemoteObserver,
+    /// The journal, if there is one.
+    pub journal: Option<Journal>,
     /// The workers.
     pub cluster: watch::Receiver<ClusterStatus>,
     /// The public port.
@@ -72,6 +77,7 @@ impl Sources {
             engine: self.engine.stats(),
             links: self.links.counters(),
             door: self.door.report(),
+            journal: self.journal.as_ref().map(Journal::stats).unwrap_or_default(),
         }
     }
 }
@@ -170,6 +176,45 @@ const COUNTERS: &[Labelled] = &[
         "reason",
         &[("missing_key", |r| r.door.missing_key), ("unknown_key", |r| r.door.unknown_key)],
     ),
+    (
+        "shimmer_coordinator_journal_requests",
+        "Requests by what became of them in the journal: accepted and on the drive, or served without because it could not be written.",
+        "outcome",
+        &[("accepted", |r| r.journal.accepted), ("without", |r| r.journal.accept_failures)],
+    ),
+    (
+        "shimmer_coordinator_journal_written_bytes",
+        "Bytes written into the journal.",
+        "",
+        &[("", |r| r.journal.written_bytes)],
+    ),
+    (
+        "shimmer_coordinator_journal_failures",
+        "What the journal could not do: append tokens, keep up with them, read a file (damaged ones included), clean up.",
+        "operation",
+        &[
+            ("append", |r| r.journal.append_failures),
+            ("overrun", |r| r.journal.overruns),
+            ("read", |r| r.journal.read_failures),
+            ("clean", |r| r.journal.clean_failures),
+        ],
+    ),
+    (
+        "shimmer_coordinator_journal_removed_files",
+        "Files of the journal removed because of their age or to make room.",
+        "",
+        &[("", |r| r.journal.removed)],
+    ),
+    (
+        "shimmer_coordinator_resumes",
+        "Requests resumed: they had ended, went on behind their known tokens, or were generated again because their events need logits.",
+        "way",
+        &[
+            ("ended", |r| r.journal.resumed_ended),
+            ("continued", |r| r.journal.resumed_continued),
+            ("again", |r| r.journal.resumed_again),
+        ],
+    ),
 ];
 
 const OVERLAPS: Series<Overlap> = &[
@@ -217,6 +262,24 @@ const GAUGES: &[Labelled] = &[
         "Connections of clients that are open.",
         "",
         &[("", |r| r.door.open)],
+    ),
+    (
+        "shimmer_coordinator_journal_bytes",
+        "Bytes of all files of the journal's directory, as of the last clean-up and of what was written here since.",
+        "",
+        &[("", |r| r.journal.bytes)],
+    ),
+    (
+        "shimmer_coordinator_journal_open_files",
+        "Files of requests that run.",
+        "",
+        &[("", |r| r.journal.open)],
+    ),
+    (
+        "shimmer_coordinator_journal_pending_tokens",
+        "Tokens that wait to be written.",
+        "",
+        &[("", |r| r.journal.pending_tokens)],
     ),
 ];
 
@@ -281,8 +344,13 @@ where
         for &(name, help, label, series) in GAUGES {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for &(value, read) in series {
-                let labels = [(label, value)];
-                metric.encode_family(&labels)?.encode_gauge(&read(report))?;
+                let count = read(report);
+                if label.is_empty() {
+                    metric.encode_gauge(&count)?;
+                } else {
+                    let labels = [(label, value)];
+                    metric.encode_family(&labels)?.encode_gauge(&count)?;
+                }
             }
         }
         for &(name, help, read) in HISTOGRAMS {

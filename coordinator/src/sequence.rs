@@ -4,7 +4,7 @@ mod state;
 
 use crate::sampler::Sampling;
 
-pub(crate) use state::{Ended, Sampled, Sequence};
+pub(crate) use state::{Divergence, Ended, Sampled, Sequence};
 
 /// One generation as the engine takes it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,6 +19,21 @@ pub struct Generation {
     pub stop: StopRules,
     /// What the events carry.
     pub output: OutputRules,
+    /// The tokens that an earlier run of the same generation gave.
+    pub known: Known,
+}
+
+/// Tokens of an earlier run of the same generation. They are a function of prompt, parameters and seed, so that none of
+/// them is ever missed: they only save time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Known {
+    /// There was no earlier run, or it gave nothing.
+    #[default]
+    Nothing,
+    /// Computed together with the prompt; the events begin after them.
+    Taken(Vec<u32>),
+    /// Generated again with all their events, where these need the logits. Each must come out as it stands here.
+    Again(Vec<u32>),
 }
 
 /// When a generation ends.

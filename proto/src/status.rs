@@ -8,6 +8,9 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 /// Domain of `google.rpc.ErrorInfo` in every status of this project.
 pub const ERROR_DOMAIN: &str = "shimmer";
 
+/// Reason of a break after which the rest of the stream can be had by Resume.
+pub const RESUMABLE: &str = "RESUMABLE";
+
 /// INVALID_ARGUMENT with the field's name in BadRequest.
 pub fn invalid_argument(field: &str, description: impl Into<String>) -> Status {
     let description = description.into();
@@ -65,6 +68,31 @@ pub fn aborted(reason: &str, message: impl Into<String>) -> Status {
 /// CANCELLED.
 pub fn cancelled(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::Cancelled, reason, message, None)
+}
+
+/// ABORTED: somebody else goes on with it.
+pub fn aborted(reason: &str, message: impl Into<String>) -> Status {
+    with_reason(Code::Aborted, reason, message, None)
+}
+
+/// DATA_LOSS: what was kept cannot be read any more.
+pub fn data_loss(reason: &str, message: impl Into<String>) -> Status {
+    with_reason(Code::DataLoss, reason, message, None)
+}
+
+/// UNAVAILABLE in the middle of a stream that Resume can go on with, here or elsewhere. The metadata name the request and
+/// `cause`, the reason of the break.
+pub fn resumable(
+    request_id: &str,
+    cause: &str,
+    message: impl Into<String>,
+    retry_after: Duration,
+) -> Status {
+    let facts =
+        [("request_id".to_owned(), request_id.to_owned()), ("cause".to_owned(), cause.to_owned())];
+    let mut details = ErrorDetails::with_error_info(RESUMABLE, ERROR_DOMAIN, facts);
+    details.set_retry_info(Some(retry_after));
+    Status::with_error_details(Code::Unavailable, message, details)
 }
 
 /// ALREADY_EXISTS with the resource's type and name.

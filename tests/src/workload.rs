@@ -104,6 +104,7 @@ impl Job {
                 ..StopRules::default()
             },
             output: OutputRules { logits_digest: true, ..OutputRules::default() },
+            ..EngineGeneration::default()
         }
     }
 }

@@ -6,6 +6,7 @@ use shimmer_coordinator::{
     api::{DoorCounters, ServerOptions, serve},
     dispatch::FaultPolicy,
     engine::{EngineConfig, EngineMemory},
+    journal::{Journal, JournalError},
     membership::leader::Timings,
     metrics::{CoordinatorCollector, Sources},
     transport::{ClusterModel, OwnExperts, RemoteConfig, RemoteWorkers},
@@ -46,6 +47,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let door = security::door(&config, address)?;
     let counters = Arc::<DoorCounters>::default();
     let links = |error| Error::failed("cannot start the links to the workers", error);
+    let journal = config.journal.clone().map(Journal::open).transpose().map_err(cannot_journal)?;
     let model = ClusterModel::from_container(&container, BUILD).map_err(links)?;
     let own = config.own_experts.map(|size| own_copy(&container, kernels, size, &config));
     let own = own.transpose()?;
@@ -63,9 +65,14 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         name,
         None,
     )?;
+    let inference = match &journal {
+        Some(journal) => inference.with_journal(journal.clone()),
+        None => inference,
+    };
     let sources = Sources {
         engine: inference.engine().clone(),
         links,
+        journal,
         cluster: status,
         door: Arc::clone(&counters),
     };
@@ -83,6 +90,12 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         tracing::info!("stopped");
         Ok(())
     })
+}
+
+/// The journal's directory is not usable.
+fn cannot_journal(error: JournalError) -> Error {
+    Error::failed("cannot keep a journal", error)
+        .with_hint("give a directory with --journal that this process may write, on a file system with hard links")
 }
 
 /// What the coordinator counts.

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use shimmer_coordinator::journal::JournalOptions;
 use shimmer_kernels::Isa;
 use shimmer_proto::{
     limits::MAX_COPIES,
@@ -133,6 +134,21 @@ settings_with_cluster! {
         #[arg(long, env = "SHIMMER_DRAIN_TIMEOUT", value_name = "TIME")]
         drain_timeout: Period = Period::seconds(25), because "Kubernetes kills after 30s";
 
+        /// Directory of the journal, by which a broken answer can be resumed, here or at another coordinator with the same
+        /// directory; made where there is none
+        #[arg(long, env = "SHIMMER_JOURNAL", value_name = "DIR")]
+        journal: PathBuf, because "without it an answer is lost with its coordinator";
+
+        /// How long the journal keeps a request after its end
+        #[arg(long, env = "SHIMMER_JOURNAL_KEEP", value_name = "TIME")]
+        journal_keep: Period = Period::seconds(3600),
+            because "an hour: whoever has not come back by then has given up";
+
+        /// Bytes of all files of the journal; above it the oldest ended ones go, and then requests are served without
+        #[arg(long, env = "SHIMMER_JOURNAL_LIMIT", value_name = "SIZE")]
+        journal_limit: ByteSize = ByteSize(1 << 30),
+            because "1 GiB: four bytes a token, so the prompts and answers of hundreds of thousands of requests";
+
         /// Address of the page that Prometheus reads: http://ADDRESS/metrics, and /metrics.json
         #[arg(long, env = "SHIMMER_METRICS_LISTEN", value_name = "ADDRESS")]
         metrics_listen: SocketAddr,
@@ -178,6 +194,10 @@ settings_with_cluster! {
     }
 }
 
+/// Longest wait for the journal's drive before a request is served without it: a client waits for its first token as
+/// long.
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// What a coordinator runs with.
 #[derive(Debug, Clone)]
 pub struct ServeConfig {
@@ -211,6 +231,8 @@ pub struct ServeConfig {
     /// Absent: no copy.
     pub own_experts: Option<ByteSize>,
     pub drain_timeout: Period,
+    /// Absent: requests are not written down.
+    pub journal: Option<JournalOptions>,
     /// Absent: no page.
     pub metrics_listen: Option<SocketAddr>,
     /// Towards workers; absent: plaintext.
@@ -289,6 +311,18 @@ impl ServeSettings {
             ));
         }
         let audit_per_10k = audit_per_10k(all.audit.ok_or_else(|| missing("audit"))?)?;
+        let keep = all.journal_keep.ok_or_else(|| missing("journal-keep"))?.0;
+        if keep.is_zero() {
+            let message = "0 would remove what a client is about to ask for";
+            return Err(ConfigError::invalid("journal-keep", message));
+        }
+        let limit_bytes = all.journal_limit.ok_or_else(|| missing("journal-limit"))?.0;
+        let journal = all.journal.map(|directory| JournalOptions {
+            directory,
+            keep,
+            limit_bytes,
+            timeout: JOURNAL_TIMEOUT,
+        });
         Ok(ServeConfig {
             container: all.container.ok_or_else(|| missing("container"))?,
             workers,
@@ -316,6 +350,7 @@ impl ServeSettings {
             replace_after: all.replace_after.ok_or_else(|| missing("replace-after"))?,
             own_experts: all.own_experts,
             drain_timeout: all.drain_timeout.ok_or_else(|| missing("drain-timeout"))?,
+            journal,
             metrics_listen: all.metrics_listen,
             tls: member_files(all.tls_ca, all.tls_cert, all.tls_key)?,
             api_keys: all.api_keys,

@@ -228,6 +228,7 @@ fn serve_refuses_what_cannot_run() {
     check_serve(|s| s.id = Some("a b".to_owned()), Some("\"a b\""));
     check_serve(|s| s.tls_ca = Some("ca".into()), Some("tls-cert and tls-key are missing"));
     check_serve(|s| s.api_tls_key = Some("key".into()), Some("api-tls-cert is missing"));
+    check_serve(|s| s.journal_keep = Some(Period::seconds(0)), Some("journal-keep"));
 }
 
 fn check_generate(change: impl FnOnce(&mut GenerateSettings), refused: Option<&str>) {

@@ -1,5 +1,6 @@
 //! The inference service itself: what each call does, with or without a socket in between.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use shimmer_proto::status as statuses;
@@ -7,12 +8,17 @@ use shimmer_proto::v1::{
     self, generate_request, inference_service_server::InferenceService, tokenize_request,
 };
 use tokio::sync::watch;
+use tokio_util::{
+    sync::CancellationToken, task::TaskTracker, task::task_tracker::TaskTrackerToken,
+};
 use tonic::{Request, Response, Status};
 
+use super::stream::{About, Source};
 use super::{ClusterStatus, GenerateStream, status, validate};
 use crate::chat_template::{ChatMessage, ChatTemplate, RenderOptions};
 use crate::engine::{EngineHandle, ModelInfo};
-use crate::sequence::Generation;
+use crate::journal::{Acceptance, Accepted, Journal};
+use crate::sequence::{Generation, Known};
 use crate::tokenizer::{EncodeOptions, TextError, Tokenizer};
 
 /// What the service is made of.
@@ -33,6 +39,11 @@ pub struct InferenceParts {
 #[derive(Clone, Debug)]
 pub struct Inference {
     parts: Arc<InferenceParts>,
+    journal: Option<Journal>,
+    /// Cancelled when nothing new is taken any more.
+    draining: CancellationToken,
+    /// The streams that are still there.
+    streams: TaskTracker,
 }
 
 /// A prompt, and the text a chat was rendered to.
@@ -45,7 +56,50 @@ struct Prompt {
 impl Inference {
     /// A service over a running engine.
     pub fn new(parts: InferenceParts) -> Self {
-        Self { parts: Arc::new(parts) }
+        Self {
+            parts: Arc::new(parts),
+            journal: None,
+            draining: CancellationToken::new(),
+            streams: TaskTracker::new(),
+        }
+    }
+
+    /// Writes requests down from now on, so that they can be resumed.
+    #[must_use]
+    pub fn with_journal(self, journal: Journal) -> Self {
+        Self { journal: Some(journal), ..self }
+    }
+
+    /// The journal, if there is one.
+    pub fn journal(&self) -> Option<&Journal> {
+        self.journal.as_ref()
+    }
+
+    /// Takes nothing new from now on.
+    pub(super) fn drain(&self) {
+        self.draining.cancel();
+        self.streams.close();
+    }
+
+    /// Returns when every stream has gone, after [`Self::drain`].
+    pub(super) async fn drained(&self) {
+        self.streams.wait().await;
+    }
+
+    /// Lets a stream begin.
+    pub(super) fn enter(&self) -> Result<TaskTrackerToken, Status> {
+        // First the token, so that whoever waits for the streams does not miss it.
+        let token = self.streams.token();
+        if self.draining.is_cancelled() { Err(status::draining()) } else { Ok(token) }
+    }
+
+    pub(super) fn about(&self, request_id: String, running: TaskTrackerToken) -> About {
+        let (fingerprint, cluster) = (self.fingerprint(), self.cluster());
+        About { request_id, fingerprint, cluster, _running: running }
+    }
+
+    pub(super) fn tokenizer(&self) -> Arc<Tokenizer> {
+        Arc::clone(&self.parts.tokenizer)
     }
 
     /// Where the state of the workers is published.
@@ -76,6 +130,7 @@ impl Inference {
     /// # Errors
     /// The status for the client.
     pub async fn start(&self, request: v1::GenerateRequest) -> Result<GenerateStream, Status> {
+        let running = self.enter()?;
         let vocab_size = self.model().vocab_size;
         let invalid = |error| status::invalid(&error);
         let id = validate::request_id(request.request_id).map_err(invalid)?;
@@ -101,10 +156,40 @@ impl Inference {
         if prompt.is_empty() {
             return Err(statuses::invalid_argument("input", "gives a prompt without tokens"));
         }
-        let generation = Generation { id: id.clone(), prompt, sampling, stop, output };
-        let events =
-            self.parts.engine.submit(generation).map_err(|error| status::submit(&error))?;
-        Ok(GenerateStream::new(events, id, self.fingerprint(), self.cluster()))
+        let known = Known::Nothing;
+        let generation = Generation { id: id.clone(), prompt, sampling, stop, output, known };
+        let refused = |error| status::submit(&error);
+        let limit = self.parts.engine.limit(&generation).map_err(refused)?;
+        let accepted = self.journal.as_ref().map(|_| self.accepted(&generation, limit));
+        let events = self.parts.engine.submit(generation).map_err(refused)?;
+        // The engine has begun; no event leaves before the request is on the drive.
+        let (journal, resumable) = match (&self.journal, accepted) {
+            (Some(journal), Some(accepted)) => match journal.accept(accepted).await {
+                Acceptance::Kept(entry) => (Some(entry), true),
+                Acceptance::Without => (None, false),
+                Acceptance::Exists => return Err(status::kept(&id)),
+            },
+            _ => (None, false),
+        };
+        let source = Source {
+            replayed: VecDeque::new(),
+            live: Some(events),
+            journal,
+            resumable,
+            after: None,
+        };
+        Ok(GenerateStream::new(source, self.about(id, running)))
+    }
+
+    /// What the journal holds of a new request.
+    fn accepted(&self, generation: &Generation, limit: u32) -> Accepted {
+        let mut generation = generation.clone();
+        generation.stop.max_tokens = Some(limit);
+        Accepted {
+            container_digest: self.model().container_digest.clone(),
+            math_id: self.model().math_id.clone(),
+            generation,
+        }
     }
 
     /// Token ids of a text or a chat.
@@ -218,7 +303,7 @@ fn unix_seconds() -> Option<i64> {
 }
 
 /// Runs work that may take long for long input where it does not hold up the sockets.
-async fn off_thread<T: Send + 'static>(
+pub(super) async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
     tokio::task::spawn_blocking(work)
@@ -249,9 +334,9 @@ impl InferenceService for Inference {
 
     async fn resume(
         &self,
-        _: Request<v1::ResumeRequest>,
+        request: Request<v1::ResumeRequest>,
     ) -> Result<Response<GenerateStream>, Status> {
-        Err(statuses::failed_precondition("NO_JOURNAL", "this coordinator keeps no journal"))
+        Ok(Response::new(self.resume_stream(request.into_inner()).await?))
     }
 
     async fn tokenize(

@@ -53,8 +53,9 @@ pub enum ServeError {
     EngineEnded,
 }
 
-/// Serves clients until `shutdown` is cancelled, then lets running generations finish for the drain time and ends the
-/// rest with UNAVAILABLE. The engine has stopped when this returns.
+/// Serves clients until `shutdown` is cancelled. From then on the service is not ready and refuses what is new with
+/// UNAVAILABLE; running generations finish within the drain time, and the rest ends with UNAVAILABLE, resumable if there is a
+/// journal. The engine has stopped when this returns.
 ///
 /// # Errors
 /// The server could not be built, its transport failed, or the engine has ended by itself.
@@ -70,11 +71,13 @@ pub async fn serve(
     let service = InferenceServiceServer::new(inference.clone())
         .max_decoding_message_size(MAX_API_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_API_MESSAGE_BYTES);
+    // Until the last stream has ended the listener stays, so that new requests are refused by a status that says why.
+    let close = CancellationToken::new();
     let ServerOptions { door, counters, .. } = &options;
     let keeper = Doorkeeper { keys: door.keys.clone(), counters: Arc::clone(counters) };
     let max_streams = door.max_streams;
     let (door, guests) = Door::new(door.clone(), Arc::clone(counters));
-    let attend = door.attend(listener, shutdown.clone());
+    let attend = door.attend(listener, close.clone());
     let serving = shimmer_proto::channel::server_builder()
         .max_concurrent_streams(max_streams)
         .layer(InterceptorLayer::new(note_call))
@@ -82,17 +85,15 @@ pub async fn serve(
         .add_service(health)
         .add_service(v1)
         .add_service(v1alpha)
-        .serve_with_incoming_shutdown(guests, shutdown.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(guests, close.clone().cancelled_owned());
     let server = async { tokio::join!(attend, serving).1 };
     let engine = inference.engine().clone();
     let drain = async {
         shutdown.cancelled().await;
-        report(&reporter, false).await;
-        tokio::time::sleep(options.drain).await;
-        tracing::warn!(drain = ?options.drain, "ending the generations that are still running");
-        stop_engine(engine.clone()).await;
-        // The ended streams take a moment to reach their clients; a client that reads nothing does not hold us up.
-        tokio::time::sleep(FLUSH).await;
+        drain(&inference, &reporter, options.drain).await;
+        // The connections get a last word; one that does not take it does not hold us up.
+        close.cancel();
+        tokio::time::sleep(FAREWELL).await;
     };
     let follow = follow(inference.cluster(), &reporter, &shutdown);
     let served = tokio::select! {
@@ -117,8 +118,24 @@ async fn ended(engine: &EngineHandle) {
     }
 }
 
-/// Time for the last messages of ended streams to leave.
+/// Time for the last messages of ended streams to leave; a client that reads nothing does not hold us up.
 const FLUSH: Duration = Duration::from_millis(500);
+/// Time for connections to close when no stream is left: a round trip, even a long one.
+const FAREWELL: Duration = Duration::from_millis(250);
+
+/// Takes nothing new, lets running streams finish for the given time, and ends the rest.
+async fn drain(inference: &Inference, reporter: &HealthReporter, time: Duration) {
+    inference.drain();
+    report(reporter, false).await;
+    if tokio::time::timeout(time, inference.drained()).await.is_ok() {
+        return;
+    }
+    tracing::warn!(drain = ?time, "ending the generations that are still running");
+    stop_engine(inference.engine().clone()).await;
+    if tokio::time::timeout(FLUSH, inference.drained()).await.is_err() {
+        tracing::warn!("a client did not take the end of its stream");
+    }
+}
 
 /// Waiting for the step thread blocks, for as long as one step takes.
 async fn stop_engine(engine: EngineHandle) {

@@ -147,6 +147,21 @@ pub enum GenerationError {
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     ShuttingDown,
+    /// Another stream goes on with it.
+    #[error("resumed elsewhere")]
+    Displaced,
+    /// A token came out otherwise than in an earlier run: something between the two runs is not what it says it is.
+    #[error(
+        "token {index} of the answer came out as {now}, but was {earlier} in an earlier run of the same request"
+    )]
+    Diverged {
+        /// Place among the generated tokens, from 0.
+        index: u32,
+        /// Token of the earlier run.
+        earlier: u32,
+        /// Token now.
+        now: u32,
+    },
 }
 
 /// Makes the channel of one generation. `limit` is the largest number of unread events.

@@ -7,12 +7,13 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use tokio::sync::oneshot;
 
 use super::config::{EngineConfig, ModelInfo};
 use super::events::{EventSender, EventStream, GenerationError, event_channel};
 use super::stats::{EngineStats, Published};
 use crate::sampler::InvalidParameter;
-use crate::sequence::Generation;
+use crate::sequence::{Generation, Known};
 
 /// Most stop strings of one generation.
 pub const MAX_STOP_STRINGS: usize = 16;
@@ -80,6 +81,7 @@ pub(super) enum Command {
     Submit(Box<Accepted>),
     Score { tokens: Vec<u32>, reply: Sender<Result<Vec<Vec<f32>>, GenerationError>> },
     Cancel { id: String },
+    Displace { id: String, released: oneshot::Sender<()> },
     Shutdown,
 }
 
@@ -194,6 +196,21 @@ impl EngineHandle {
         active && self.shared.commands.send(Command::Cancel { id: id.to_owned() }).is_ok()
     }
 
+    /// Ends a queued or running generation with [`GenerationError::Displaced`] and waits until its id is free.
+    pub async fn displace(&self, id: &str) {
+        let (released, wait) = oneshot::channel();
+        let command = Command::Displace { id: id.to_owned(), released };
+        if self.shared.commands.send(command).is_ok() {
+            // An engine that has ended holds no id any more.
+            let _ended = wait.await.is_err();
+        }
+    }
+
+    /// The limit of generated tokens under which a generation would be queued now.
+    pub fn limit(&self, generation: &Generation) -> Result<u32, SubmitError> {
+        self.check(generation)
+    }
+
     /// Logits of every position of a text, by the same forward pass as generations. Blocks until they are there.
     pub fn score(&self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, ScoreError> {
         self.check_prompt(tokens, Some(1))?;
@@ -246,7 +263,22 @@ impl EngineHandle {
         if let Some(count) = generation.output.logprobs.filter(|&count| count > MAX_LOGPROBS) {
             return invalid("output.logprobs", format!("{count} is above {MAX_LOGPROBS}"));
         }
-        self.check_prompt(&generation.prompt, stop.max_tokens)
+        let limit = self.check_prompt(&generation.prompt, stop.max_tokens)?;
+        let (Known::Taken(known) | Known::Again(known)) = &generation.known else {
+            return Ok(limit);
+        };
+        if let Some(index) = known.iter().position(|&id| id >= info.vocab_size) {
+            let description =
+                format!("{} is not below the vocabulary's {}", known[index], info.vocab_size);
+            return invalid(&format!("known[{index}]"), description);
+        }
+        if known.len() > limit as usize {
+            return invalid(
+                "known",
+                format!("{} tokens are above the limit of {limit}", known.len()),
+            );
+        }
+        Ok(limit)
     }
 
     fn check_prompt(&self, prompt: &[u32], max_tokens: Option<u32>) -> Result<u32, SubmitError> {

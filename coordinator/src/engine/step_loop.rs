@@ -19,7 +19,7 @@ use crate::gating::RowFault;
 use crate::kv_cache::KvCache;
 use crate::sampler::{SamplerError, check_finite};
 use crate::scheduler::{Scheduler, SequenceId, Span};
-use crate::sequence::{Ended, Sampled, Sequence};
+use crate::sequence::{Divergence, Ended, Known, Sampled, Sequence};
 use crate::tokenizer::Tokenizer;
 use crate::trunk::{StepRows, Trunk};
 
@@ -110,37 +110,56 @@ impl StepLoop<'_> {
                 self.add(Job::Scoring { tokens, logits, reply }, positions, positions);
             }
             Command::Cancel { id } => {
-                let found = self.jobs.iter().find_map(|(key, job)| match job {
-                    Job::Generation(active) if active.id == id => Some(*key),
-                    _ => None,
-                });
-                if let Some(key) = found {
+                if let Some(key) = self.named(&id) {
                     self.cancel(key);
                 }
+            }
+            Command::Displace { id, released } => {
+                if let Some(key) = self.named(&id) {
+                    self.displace(key);
+                }
+                // Who asked may have gone; then nobody resumes it.
+                let _gone = released.send(()).is_err();
             }
             Command::Shutdown => return false,
         }
         true
     }
 
+    /// The generation of a client's id.
+    fn named(&self, id: &str) -> Option<SequenceId> {
+        self.jobs.iter().find_map(|(key, job)| match job {
+            Job::Generation(active) if active.id == id => Some(*key),
+            _ => None,
+        })
+    }
+
     fn enqueue(&mut self, accepted: Accepted) {
-        let Accepted { generation, max_tokens, events, ticket, submitted } = accepted;
-        let (id, prompt) = (generation.id.clone(), generation.prompt.len());
+        let Accepted { mut generation, max_tokens, events, ticket, submitted } = accepted;
+        let id = generation.id.clone();
         // The last generated token is never fed back, so it needs no position.
-        let positions = prompt + (max_tokens as usize).saturating_sub(1);
-        let sequence = Sequence::new(
+        let positions = generation.prompt.len() + (max_tokens as usize).saturating_sub(1);
+        let taken = match &mut generation.known {
+            Known::Taken(tokens) => std::mem::take(tokens),
+            Known::Nothing | Known::Again(_) => Vec::new(),
+        };
+        let mut sequence = Sequence::new(
             generation,
             max_tokens,
             Arc::clone(&self.end_tokens),
             Arc::clone(&self.tokenizer),
         );
-        self.add(
-            Job::Generation(Box::new(Active::new(
-                id, sequence, max_tokens, events, ticket, submitted,
-            ))),
-            prompt,
-            positions,
-        );
+        // Their events are with whoever knew them.
+        let ended = sequence.replay(&taken).ended;
+        let known = sequence.tokens().len();
+        let mut active = Active::new(id, sequence, max_tokens, events, ticket, submitted);
+        match ended {
+            None => self.add(Job::Generation(Box::new(active)), known, positions),
+            Some(ended) => {
+                active.start(self.trunk.worker_stats());
+                self.finish(active, ended);
+            }
+        }
     }
 
     fn add(&mut self, job: Job, prompt: usize, positions: usize) {
@@ -332,6 +351,9 @@ impl StepLoop<'_> {
         let Some(Job::Generation(active)) = self.jobs.get_mut(&id) else { return };
         match sampled {
             Ok(sampled) => {
+                if let Err(Divergence { index, earlier, now }) = active.sequence.check(&sampled) {
+                    return self.fail(id, GenerationError::Diverged { index, earlier, now });
+                }
                 let (event, ended) = active.sequence.push(sampled);
                 active.first_token.get_or_insert_with(Instant::now);
                 active.events.send(event);
@@ -353,14 +375,26 @@ impl StepLoop<'_> {
 
     fn end(&mut self, id: SequenceId, ended: Ended) {
         if let Some(Job::Generation(active)) = self.remove(id) {
-            match ended.reason {
-                FinishReason::Cancelled => self.stats.cancelled += 1,
-                FinishReason::Stop | FinishReason::Length => self.stats.finished += 1,
-            }
+            self.finish(*active, ended);
+        }
+    }
+
+    fn finish(&mut self, active: Active, ended: Ended) {
+        match ended.reason {
+            FinishReason::Cancelled => self.stats.cancelled += 1,
+            FinishReason::Stop | FinishReason::Length => self.stats.finished += 1,
+        }
+        self.publish();
+        let finished = active.finish(ended, self.transport.workers(), self.trunk.worker_stats());
+        active.release().send(Event::Finished(finished));
+    }
+
+    /// Ends a generation whose id somebody else wants, who goes on with it.
+    fn displace(&mut self, id: SequenceId) {
+        if let Some(job) = self.remove(id) {
+            self.stats.cancelled += 1;
             self.publish();
-            let finished =
-                active.finish(ended, self.transport.workers(), self.trunk.worker_stats());
-            active.release().send(Event::Finished(finished));
+            fail(job, GenerationError::Displaced);
         }
     }
 

@@ -3,3 +3,4 @@ mod faults;
 mod hints;
 mod requests;
 mod rescue;
+mod resume;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use super::{Generation, OutputRules, StopRules};
+use super::{Generation, Known, OutputRules, StopRules};
 use crate::detokenizer::IncrementalDetokenizer;
 use crate::engine::{Event, FinishReason, PositionLogprobs, TokenLogprob};
 use crate::sampler::{History, SamplerError, SamplerScratch, Sampling, choose, log_probabilities};
@@ -25,6 +25,24 @@ pub(crate) struct Ended {
     pub(crate) matched_stop: Option<String>,
 }
 
+/// What tokens of an earlier run lead to without any logits.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Replay {
+    /// One for each token that was taken, without log-probabilities.
+    pub(crate) events: Vec<Event>,
+    /// Set when the last of them ended the generation.
+    pub(crate) ended: Option<Ended>,
+}
+
+/// A token that came out otherwise than in an earlier run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Divergence {
+    /// Its place among the generated ones.
+    pub(crate) index: u32,
+    pub(crate) earlier: u32,
+    pub(crate) now: u32,
+}
+
 /// One running generation.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -42,16 +60,23 @@ pub(crate) struct Sequence {
     matcher: StopMatcher,
     digest: Option<Sha256>,
     scratch: SamplerScratch,
+    /// What the first generated tokens must be.
+    expected: Vec<u32>,
 }
 
 impl Sequence {
+    /// `known` of the generation is left to [`Self::replay`], but for what must come out again.
     pub(crate) fn new(
         generation: Generation,
         max_tokens: u32,
         end_tokens: Arc<[u32]>,
         tokenizer: Arc<Tokenizer>,
     ) -> Self {
-        let Generation { prompt, sampling, mut stop, output, id: _ } = generation;
+        let Generation { prompt, sampling, mut stop, output, known, id: _ } = generation;
+        let expected = match known {
+            Known::Again(tokens) => tokens,
+            Known::Nothing | Known::Taken(_) => Vec::new(),
+        };
         let detokenizer =
             IncrementalDetokenizer::new(Arc::clone(&tokenizer), output.skip_special_tokens);
         Self {
@@ -68,6 +93,33 @@ impl Sequence {
             detokenizer,
             digest: output.logits_digest.then(Sha256::new),
             scratch: SamplerScratch::default(),
+            expected,
+        }
+    }
+
+    /// Takes tokens that were generated before, as far as the generation goes.
+    pub(crate) fn replay(&mut self, tokens: &[u32]) -> Replay {
+        let mut replay = Replay::default();
+        for &token in tokens {
+            let (event, ended) = self.push(Sampled { token, logprobs: None });
+            replay.events.push(event);
+            if ended.is_some() {
+                replay.ended = ended;
+                break;
+            }
+        }
+        replay
+    }
+
+    /// Compares a token, before it is pushed, with the one of the earlier run.
+    pub(crate) fn check(&self, sampled: &Sampled) -> Result<(), Divergence> {
+        let index = self.generated();
+        match self.expected.get(index) {
+            Some(&earlier) if earlier != sampled.token => {
+                let index = u32::try_from(index).expect("the context is counted in u32");
+                Err(Divergence { index, earlier, now: sampled.token })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -26,6 +26,7 @@ fn workload(vocab: u32) -> Vec<Generation> {
         },
         stop: StopRules { max_tokens: Some(12), ignore_eos: true, ..StopRules::default() },
         output: OutputRules { logits_digest: true, ..OutputRules::default() },
+        ..Generation::default()
     };
     vec![
         one("one", 1, 0.0, 1),
