@@ -1,6 +1,6 @@
 //! Where requests go: a coordinator over gRPC, or the same service inside this process.
 
-use std::{fmt, pin::Pin};
+use std::{fmt, pin::Pin, time::Duration};
 
 use shimmer_proto::{
     limits::MAX_API_MESSAGE_BYTES,
@@ -10,7 +10,7 @@ use shimmer_proto::{
         TokenizeRequest, TokenizeResponse, inference_service_client::InferenceServiceClient,
     },
 };
-use tokio_stream::Stream;
+use tokio_stream::{Stream, StreamExt as _};
 use tonic::{
     Request, Status,
     metadata::AsciiMetadataValue,
@@ -19,14 +19,32 @@ use tonic::{
 };
 
 use crate::{
-    config::{Access, ApiAddress, Period, Target},
+    config::{Access, ApiAddress, Endpoints, Period, Target},
     error::Error,
+    failover::Joined,
     local::LocalCluster,
+    output,
     profile::Moment,
 };
 
 /// Events of one generation.
-pub(crate) type Events = Pin<Box<dyn Stream<Item = Result<GenerateResponse, Status>> + Send>>;
+pub(crate) enum Events {
+    Local(Pin<Box<dyn Stream<Item = Result<GenerateResponse, Status>> + Send>>),
+    Remote(Box<Joined>),
+}
+
+impl Events {
+    /// The next event; none after the last one.
+    ///
+    /// # Errors
+    /// The status that ended the stream, and that nothing could be done about.
+    pub(crate) async fn next(&mut self) -> Result<Option<GenerateResponse>, Error> {
+        match self {
+            Self::Local(stream) => Ok(stream.next().await.transpose()?),
+            Self::Remote(joined) => joined.next().await,
+        }
+    }
+}
 
 /// A client that shows its key.
 pub(crate) type Client = InferenceServiceClient<InterceptedService<Channel, ShownKey>>;
@@ -34,7 +52,7 @@ pub(crate) type Client = InferenceServiceClient<InterceptedService<Channel, Show
 /// Takes requests of the public API.
 #[derive(Debug)]
 pub(crate) enum Backend {
-    Remote(Client),
+    Remote(Remote),
     Local(LocalCluster),
 }
 
@@ -45,9 +63,7 @@ impl Backend {
     /// Nothing answers at the endpoint, or the container cannot be served.
     pub(crate) async fn open(target: Target) -> Result<Self, Error> {
         match target {
-            Target::Endpoint { address, access, connect_timeout } => {
-                Ok(Self::Remote(connect(&address, &access, connect_timeout).await?))
-            }
+            Target::Endpoint(endpoints) => Ok(Self::Remote(Remote::open(endpoints).await?)),
             Target::InProcess(options) => {
                 // Reading the trunk and filling the arenas takes seconds.
                 let started =
@@ -66,10 +82,13 @@ impl Backend {
     /// The status with which it is refused.
     pub(crate) async fn generate(&self, request: GenerateRequest) -> Result<Events, Error> {
         match self {
-            Self::Remote(client) => {
-                Ok(Box::pin(client.clone().generate(request).await?.into_inner()))
+            Self::Remote(remote) => {
+                let joined = Joined::start(remote.clone(), request).await?;
+                Ok(Events::Remote(Box::new(joined)))
             }
-            Self::Local(cluster) => Ok(Box::pin(cluster.inference().start(request).await?)),
+            Self::Local(cluster) => {
+                Ok(Events::Local(Box::pin(cluster.inference().start(request).await?)))
+            }
         }
     }
 
@@ -87,8 +106,8 @@ impl Backend {
     /// The coordinator's status.
     pub(crate) async fn model(&self) -> Result<GetModelResponse, Error> {
         match self {
-            Self::Remote(client) => {
-                Ok(client.clone().get_model(GetModelRequest {}).await?.into_inner())
+            Self::Remote(remote) => {
+                Ok(remote.connected().get_model(GetModelRequest {}).await?.into_inner())
             }
             Self::Local(cluster) => Ok(cluster.inference().describe()),
         }
@@ -103,7 +122,7 @@ impl Backend {
         request: TokenizeRequest,
     ) -> Result<TokenizeResponse, Error> {
         match self {
-            Self::Remote(client) => Ok(client.clone().tokenize(request).await?.into_inner()),
+            Self::Remote(remote) => Ok(remote.connected().tokenize(request).await?.into_inner()),
             Self::Local(cluster) => Ok(cluster.inference().token_ids(request).await?),
         }
     }
@@ -114,10 +133,90 @@ impl Backend {
     /// The status with which it is refused.
     pub(crate) async fn detokenize(&self, request: DetokenizeRequest) -> Result<String, Error> {
         let response = match self {
-            Self::Remote(client) => client.clone().detokenize(request).await?.into_inner(),
+            Self::Remote(remote) => remote.connected().detokenize(request).await?.into_inner(),
             Self::Local(cluster) => cluster.inference().text(request).await?,
         };
         Ok(response.text)
+    }
+}
+
+/// Coordinators that serve the same model, and those of them that are connected.
+#[derive(Debug, Clone)]
+pub(crate) struct Remote {
+    endpoints: Endpoints,
+    clients: Vec<Option<Client>>,
+    /// The first one that could be reached, and its client.
+    first: (usize, Client),
+}
+
+impl Remote {
+    /// Connects to the first one that can be reached.
+    ///
+    /// # Errors
+    /// None can: what is wrong with the last one.
+    pub(crate) async fn open(endpoints: Endpoints) -> Result<Self, Error> {
+        let Endpoints { addresses, access, connect_timeout, .. } = &endpoints;
+        let mut failed = None;
+        for (index, address) in addresses.iter().enumerate() {
+            match connect(address, access, *connect_timeout).await {
+                Ok(client) => {
+                    let mut clients = vec![None; addresses.len()];
+                    clients[index] = Some(client.clone());
+                    return Ok(Self { first: (index, client), clients, endpoints });
+                }
+                Err(error) => {
+                    if addresses.len() > 1
+                        && let Some(text) = error.render()
+                    {
+                        output::note(&text);
+                    }
+                    failed = Some(error);
+                }
+            }
+        }
+        Err(failed.unwrap_or_else(|| Error::refused("no endpoint is given")))
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.endpoints.addresses.len()
+    }
+
+    /// The one that was reached first.
+    pub(crate) fn first(&self) -> usize {
+        self.first.0
+    }
+
+    pub(crate) fn address(&self, endpoint: usize) -> &ApiAddress {
+        &self.endpoints.addresses[endpoint]
+    }
+
+    /// How long the rest of an answer is looked for.
+    pub(crate) fn patience(&self) -> Duration {
+        self.endpoints.resume_timeout.0
+    }
+
+    fn connected(&self) -> Client {
+        self.first.1.clone()
+    }
+
+    /// A client of one of them, which is connected to if need be.
+    ///
+    /// # Errors
+    /// It cannot be reached.
+    pub(crate) async fn client(&mut self, endpoint: usize) -> Result<Client, Error> {
+        if let Some(client) = &self.clients[endpoint] {
+            return Ok(client.clone());
+        }
+        let Endpoints { addresses, access, connect_timeout, .. } = &self.endpoints;
+        let client = connect(&addresses[endpoint], access, *connect_timeout).await?;
+        self.clients[endpoint] = Some(client.clone());
+        Ok(client)
+    }
+
+    /// Connects anew the next time: the name may lead elsewhere by then.
+    pub(crate) fn forget(&mut self, endpoint: usize) {
+        self.clients[endpoint] = None;
     }
 }
 
@@ -125,11 +224,7 @@ impl Backend {
 ///
 /// # Errors
 /// Nothing accepts connections there, or one side does not trust the other.
-pub(crate) async fn connect(
-    address: &ApiAddress,
-    access: &Access,
-    timeout: Period,
-) -> Result<Client, Error> {
+async fn connect(address: &ApiAddress, access: &Access, timeout: Period) -> Result<Client, Error> {
     let dialer = match (&access.ca, address.tls) {
         (_, false) => Dialer::plaintext(),
         (Some(ca), true) => {

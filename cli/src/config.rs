@@ -29,7 +29,9 @@ use serde::{Serialize, de::DeserializeOwned};
 pub use address::{ApiAddress, HostPort};
 pub use cluster::{ClusterConfig, host_name, incarnation};
 pub use environment::{EnvironmentError, check_environment};
-pub use generate::{GenerateConfig, GenerateSettings, InProcess, SamplingConfig, Target};
+pub use generate::{
+    Endpoints, GenerateConfig, GenerateSettings, InProcess, SamplingConfig, Target,
+};
 pub use isa::IsaName;
 pub use plan::{PlanConfig, PlanSettings};
 pub use print::render;

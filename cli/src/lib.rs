@@ -9,6 +9,7 @@ mod backend;
 pub mod commands;
 pub mod config;
 pub mod error;
+mod failover;
 pub mod local;
 pub mod logging;
 mod metrics;

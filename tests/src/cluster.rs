@@ -156,6 +156,17 @@ impl Cluster {
         }
     }
 
+    /// Arguments of one more coordinator over the same workers.
+    pub fn coordinator_args(&self, container: &Path, more: &[&str]) -> Vec<String> {
+        let endpoints: Vec<String> =
+            self.workers.iter().map(|worker| format!("127.0.0.1:{}", worker.port)).collect();
+        let container = container.display().to_string();
+        let (listen, workers) = ("127.0.0.1:0", endpoints.join(","));
+        let first = ["serve", "--container", &container, "--listen", listen, "--threads", "1"];
+        let workers = ["--workers", workers.as_str()];
+        first.iter().chain(&workers).chain(more).map(|&arg| arg.to_owned()).collect()
+    }
+
     /// Waits until `count` workers serve.
     ///
     /// # Panics

@@ -17,6 +17,7 @@ mod numa;
 mod oracle_smol;
 mod oracle_tiny;
 mod protocol;
+mod resume;
 mod same_bytes;
 mod security;
 mod tidy;

@@ -19,9 +19,9 @@ use shimmer_proto::v1::{
 
 use super::generate::{Report, generate};
 use crate::{
-    backend::{Backend, connect},
+    backend::Backend,
     block_on,
-    config::{Access, ApiAddress, Period},
+    config::{Access, ApiAddress, Endpoints, Target},
     error::Error,
     logging::LogArgs,
     output, shutdown,
@@ -158,8 +158,8 @@ async fn show(args: &DemoArgs, container: &Path, logs: &Path) -> Result<(), Erro
     let endpoint: ApiAddress = address
         .parse()
         .map_err(|error| Error::failed(format!("the coordinator listens on {address}"), error))?;
-    let backend =
-        Backend::Remote(connect(&endpoint, &Access::default(), Period::seconds(5)).await?);
+    let coordinators = Endpoints::new(vec![endpoint], Access::default());
+    let backend = Backend::open(Target::Endpoint(coordinators)).await?;
     let model = serving(&backend, &mut coordinator, &mut workers).await?;
     output::note(&format!(
         "{} is served by a coordinator on {address} and {} workers on {endpoints} after {:.1} s",

@@ -8,7 +8,6 @@ mod tests;
 
 use clap::Args;
 use shimmer_proto::v1::{GenerateRequest, OutputParams, StopParams, generate_response::Event};
-use tokio_stream::StreamExt as _;
 
 use crate::{
     backend::Backend,
@@ -28,6 +27,8 @@ Examples:
   shimmer generate --endpoint localhost:50051 --chat 'Why is the sky blue?' --max-tokens 200
   shimmer generate --container olmoe --in-process --workers 3 --prompt 'Once upon a time' --temperature 0 --json
   shimmer generate --endpoint https://models.example:50051 --ca ca.pem --api-key-file key --chat 'Hello'
+  shimmer generate --endpoint one:50051,two:50051 --chat 'Hello'
+      two goes on with the answer if one dies and both have the same --journal directory
   echo 'Once upon a time' | shimmer generate --prompt-file - --seed 7
   shimmer generate --container olmoe --in-process --prompt-tokens 512 --max-tokens 1 --json --logits-digest=false
       measures prefill: timings.prefill_tokens_per_s
@@ -97,8 +98,7 @@ pub(crate) async fn generate(
 ) -> Result<Report, Error> {
     let mut events = backend.generate(request).await?;
     let mut report = Report::default();
-    while let Some(response) = events.next().await {
-        let response = response?;
+    while let Some(response) = events.next().await? {
         if response.sequence != report.events {
             let message =
                 format!("event {} arrived where {} was due", response.sequence, report.events);

@@ -9,7 +9,7 @@ use shimmer_proto::v1::{
 use crate::{
     backend::Backend,
     block_on,
-    config::{Access, ApiAddress, Period, Target},
+    config::{Access, ApiAddress, Endpoints, Target},
     error::Error,
     output,
 };
@@ -39,14 +39,15 @@ pub struct TokenizeArgs {
     /// One JSON object instead of the ids
     #[arg(long)]
     json: bool,
-    /// Coordinator as host:port, or https://host:port where it speaks TLS
+    /// Coordinators as host:port, or https://host:port where they speak TLS; the first one that can be reached answers
     #[arg(
         long,
         env = "SHIMMER_ENDPOINT",
-        value_name = "ADDRESS",
+        value_name = "ADDRESS,...",
+        value_delimiter = ',',
         default_value = "localhost:50051"
     )]
-    endpoint: ApiAddress,
+    endpoint: Vec<ApiAddress>,
     #[command(flatten)]
     access: Access,
 }
@@ -60,25 +61,22 @@ pub struct DetokenizeArgs {
     /// Leaves out special tokens
     #[arg(long)]
     skip_special: bool,
-    /// Coordinator as host:port, or https://host:port where it speaks TLS
+    /// Coordinators as host:port, or https://host:port where they speak TLS; the first one that can be reached answers
     #[arg(
         long,
         env = "SHIMMER_ENDPOINT",
-        value_name = "ADDRESS",
+        value_name = "ADDRESS,...",
+        value_delimiter = ',',
         default_value = "localhost:50051"
     )]
-    endpoint: ApiAddress,
+    endpoint: Vec<ApiAddress>,
     #[command(flatten)]
     access: Access,
 }
 
-async fn open(endpoint: &ApiAddress, access: &Access) -> Result<Backend, Error> {
-    Backend::open(Target::Endpoint {
-        address: endpoint.clone(),
-        access: access.clone(),
-        connect_timeout: Period::seconds(5),
-    })
-    .await
+async fn open(addresses: &[ApiAddress], access: &Access) -> Result<Backend, Error> {
+    let endpoints = Endpoints::new(addresses.to_vec(), access.clone());
+    Backend::open(Target::Endpoint(endpoints)).await
 }
 
 /// Shows token ids.

@@ -18,9 +18,14 @@ use super::{
 settings_with_tiers! {
     /// Keys of a generation's config file, its variables and its flags.
     pub struct GenerateSettings {
-        /// Coordinator as host:port, or https://host:port where it speaks TLS
-        #[arg(long, env = "SHIMMER_ENDPOINT", value_name = "ADDRESS", help_heading = "Where")]
-        endpoint: ApiAddress, because "without it localhost:50051, unless in-process is asked for";
+        /// Coordinators as host:port, or https://host:port where they speak TLS. Of several, those with one --journal directory go
+        /// on with each other's answers
+        #[arg(long, env = "SHIMMER_ENDPOINT", value_name = "ADDRESS,...", value_delimiter = ',', help_heading = "Where")]
+        endpoint: Vec<ApiAddress>, because "without it localhost:50051, unless in-process is asked for";
+
+        /// Time to look for a coordinator that goes on with an answer that broke off
+        #[arg(long, env = "SHIMMER_RESUME_TIMEOUT", value_name = "TIME", help_heading = "Where")]
+        resume_timeout: Period = Period::seconds(60), because "a coordinator that was restarted reads its trunk first";
 
         /// File with the API key, as `key` or `name:key` in its first line; the variable SHIMMER_API_KEY can hold the key itself
         #[arg(long, env = "SHIMMER_API_KEY_FILE", value_name = "FILE", help_heading = "Where")]
@@ -157,10 +162,29 @@ fn single(value: Option<f64>) -> Option<f32> {
 /// Where to generate.
 #[derive(Debug, Clone)]
 pub enum Target {
-    /// A running coordinator.
-    Endpoint { address: ApiAddress, access: Access, connect_timeout: Period },
+    /// Running coordinators.
+    Endpoint(Endpoints),
     /// Coordinator and workers in this process.
     InProcess(InProcess),
+}
+
+/// Coordinators that serve the same model, and how they are reached.
+#[derive(Debug, Clone)]
+pub struct Endpoints {
+    /// At least one.
+    pub addresses: Vec<ApiAddress>,
+    pub access: Access,
+    pub connect_timeout: Period,
+    /// How long the rest of an answer is looked for.
+    pub resume_timeout: Period,
+}
+
+impl Endpoints {
+    /// Under the defaults.
+    pub fn new(addresses: Vec<ApiAddress>, access: Access) -> Self {
+        let (connect_timeout, resume_timeout) = (Period::seconds(5), Period::seconds(60));
+        Self { addresses, access, connect_timeout, resume_timeout }
+    }
 }
 
 /// Sizes of an in-process cluster.
@@ -233,7 +257,7 @@ impl GenerateSettings {
             if let Some(endpoint) = &self.endpoint {
                 return Err(ConfigError::invalid(
                     "in-process",
-                    format!("cannot be combined with endpoint {endpoint}"),
+                    format!("cannot be combined with endpoint {}", join(endpoint)),
                 ));
             }
             return Ok(Target::InProcess(InProcess {
@@ -260,15 +284,30 @@ impl GenerateSettings {
                 ));
             }
         }
-        let address = match self.endpoint {
-            Some(address) => address,
-            None => "localhost:50051".parse().expect("a literal address"),
+        let addresses = match self.endpoint {
+            Some(addresses) if addresses.is_empty() => return Err(missing("endpoint")),
+            Some(addresses) => addresses,
+            None => vec!["localhost:50051".parse().expect("a literal address")],
         };
+        if let Some((index, twice)) = addresses
+            .iter()
+            .enumerate()
+            .find(|(index, address)| addresses[..*index].contains(address))
+        {
+            let message =
+                format!("{twice} stands in the list twice, again as number {}", index + 1);
+            return Err(ConfigError::invalid("endpoint", message));
+        }
         let access = Access { api_key_file: self.api_key_file, ca: self.ca };
-        Ok(Target::Endpoint {
-            address,
+        Ok(Target::Endpoint(Endpoints {
+            addresses,
             access,
             connect_timeout: self.connect_timeout.ok_or_else(|| missing("connect-timeout"))?,
-        })
+            resume_timeout: self.resume_timeout.ok_or_else(|| missing("resume-timeout"))?,
+        }))
     }
+}
+
+fn join(addresses: &[ApiAddress]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }

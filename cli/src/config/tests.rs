@@ -253,10 +253,15 @@ fn generate_has_one_target() {
     check_generate(
         |s| {
             local(s);
-            s.endpoint = "a:1".parse().ok();
+            s.endpoint = Some(vec!["a:1".parse().unwrap(), "b:2".parse().unwrap()]);
         },
-        Some("endpoint a:1"),
+        Some("endpoint a:1,b:2"),
     );
+    check_generate(
+        |s| s.endpoint = Some(vec!["a:1".parse().unwrap(); 2]),
+        Some("a:1 stands in the list twice"),
+    );
+    check_generate(|s| s.endpoint = Some(Vec::new()), Some("--endpoint"));
     check_generate(
         |s| {
             local(s);

@@ -117,9 +117,10 @@ impl Directory {
         }
     }
 
-    /// Every file of a request, and every draft that somebody left. Ages are by the file system's own clock.
+    /// Every file of a request, and every draft that somebody left. Ages are by the file system's own clock, which an empty
+    /// file shows even where there is no room.
     pub(super) fn facts(&self, open: impl Fn(&str) -> bool) -> io::Result<Vec<Fact>> {
-        let now = self.draft(b"now")?.file.metadata()?.modified()?;
+        let now = self.draft(b"")?.file.metadata()?.modified()?;
         let mut facts = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
