@@ -152,7 +152,8 @@ async fn follow(
 ) {
     loop {
         let complete = cluster.borrow_and_update().complete;
-        report(reporter, complete).await;
+        // What the workers do no longer matters once the shutdown has begun.
+        report(reporter, complete && !shutdown.is_cancelled()).await;
         tokio::select! {
             () = shutdown.cancelled() => break,
             changed = cluster.changed() => if changed.is_err() {

@@ -182,6 +182,8 @@ impl Shared {
 
     /// Ends the thread after its last round.
     pub(super) fn stop(&self) {
+        // Under the lock, so that the thread does not begin to wait between looking and being woken.
+        let _arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         self.stop.store(true, Ordering::Release);
         self.wake.notify_one();
     }
