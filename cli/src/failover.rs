@@ -242,6 +242,7 @@ impl Joined {
                 Err(status) => status,
             };
             self.stream = None;
+            self.since.get_or_insert_with(Instant::now);
             let outcome = Outcome::of(&status, self.search.ask);
             let at = self.search.at;
             match self.search.after(outcome) {

@@ -228,6 +228,7 @@ impl Journal {
     pub async fn recover(&self, id: &str) -> Result<Option<Recovered>, JournalError> {
         let (shared, id) = (Arc::clone(&self.inner.shared), id.to_owned());
         let recover = move || {
+            shared.settle(&id);
             let path = shared.directory.file(&id);
             let bytes = match shared.directory.read(&id) {
                 Ok(Some(bytes)) => bytes,

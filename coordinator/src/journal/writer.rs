@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 
-use super::counters::Counters;
+use super::counters::{Count, Counters};
 use super::directory::Directory;
 use super::record::{Ending, Record, encode};
 use super::retention::{Rules, given_up};
@@ -18,6 +18,8 @@ use super::{JournalError, JournalOptions};
 
 /// How often the thread comes round: as much of an answer has to be generated again after a crash.
 const ROUND: Duration = Duration::from_millis(25);
+/// Longest wait for rounds when a request is read; a drive that is slower costs tokens that are generated again.
+const SETTLE: Duration = Duration::from_millis(500);
 /// How often appended bytes are forced to the drive, or to the server of a network file system.
 const SYNC: Duration = Duration::from_secs(1);
 /// How often a file that is open is touched, so that nobody else takes it for left; a quarter of the time to keep if
@@ -75,6 +77,9 @@ pub(super) struct Shared {
     /// Names of all open files, and how often: a file that is taken over is open twice for a moment.
     open: Mutex<BTreeMap<String, u64>>,
     wake: Condvar,
+    /// Rounds that the thread has gone, and who waits for them.
+    rounds: Count,
+    round: Condvar,
     stop: AtomicBool,
     /// One clean-up at a time.
     cleaning: Mutex<()>,
@@ -139,6 +144,8 @@ impl Shared {
             arrivals: Mutex::default(),
             open: Mutex::default(),
             wake: Condvar::new(),
+            rounds: Count::default(),
+            round: Condvar::new(),
             stop: AtomicBool::new(false),
             cleaning: Mutex::default(),
             degraded: AtomicBool::new(false),
@@ -170,6 +177,13 @@ impl Shared {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn end_round(&self) {
+        // Under the lock that its waiters hold, so that none looks and then misses it.
+        let _names = self.names();
+        self.rounds.add(1);
+        self.round.notify_all();
+    }
+
     fn close(&self, name: &str) {
         let mut names = self.names();
         if let Some(count) = names.get_mut(name) {
@@ -178,6 +192,17 @@ impl Shared {
                 names.remove(name);
             }
         }
+    }
+
+    /// Waits until what was said about a request here is in its file: for two rounds, since one may be half over.
+    pub(super) fn settle(&self, id: &str) {
+        let name = Directory::name(id);
+        let until = self.rounds.get() + 2;
+        let open = |names: &mut BTreeMap<String, u64>| {
+            names.contains_key(&name) && self.rounds.get() < until
+        };
+        let waited = self.round.wait_timeout_while(self.names(), SETTLE, open);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Ends the thread after its last round.
@@ -239,6 +264,7 @@ pub(super) fn run(shared: &Shared) {
             touched = now;
         }
         open.retain_mut(|open| visit(shared, open, sync, touch) && !stopping);
+        shared.end_round();
         if stopping {
             return;
         }

@@ -124,7 +124,8 @@ fn another_model_and_no_journal_are_refused_by_name() {
     let container = model.container(NumericClass::default());
     let args = bench.cluster.coordinator_args(&container, &["--journal", &journal]);
     let logs = bench.cluster.directory().to_owned();
-    let mut other = shimmer_tests::process::Process::shimmer("other", &args, [("X", "1")], &logs);
+    let mut other =
+        shimmer_tests::process::Process::shimmer("other", &args, [("RUST_BACKTRACE", "1")], &logs);
     let port = other.listening_port(DEADLINE);
     let refused = bench.resume(port, "done", None).unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");

@@ -68,7 +68,7 @@ fn a_full_drive_costs_the_promise_and_nothing_else() {
     let small = bench.cluster.directory().join("small");
     fs::create_dir(&small).unwrap();
     let journal = small.display().to_string();
-    let more = ["--journal", &journal, "--journal-keep", "2s", "--metrics-listen", "127.0.0.1:0"];
+    let more = ["--journal", &journal, "--journal-keep", "10s", "--metrics-listen", "127.0.0.1:0"];
     let args = bench.cluster.coordinator_args(&bench.container, &more);
     let mut command = unshare();
     command
