@@ -54,7 +54,7 @@ impl Bench {
     /// Starts one more coordinator with the same journal and waits until it serves.
     pub(super) fn another(&mut self, more: &[&str]) -> Coordinator {
         let journal = self.journal.display().to_string();
-        let args = [&["--journal", &journal], more].concat();
+        let args = [&["--journal", journal.as_str()][..], more].concat();
         self.with_args(&args)
     }
 

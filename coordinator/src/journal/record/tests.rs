@@ -8,7 +8,7 @@ fn reasons() -> impl Strategy<Value = FinishReason> {
 
 fn generations() -> impl Strategy<Value = Generation> {
     let number = || {
-        any::<i32>().prop_map(|value| f32::from_bits(0x3F80_0000 ^ value.unsigned_abs() % 0xFFFF))
+        any::<i32>().prop_map(|value| f32::from_bits(0x3F80_0000 ^ (value.unsigned_abs() % 0xFFFF)))
     };
     let bias = prop::collection::vec((any::<u32>(), number()), 0..4);
     let sampling =
