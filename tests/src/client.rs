@@ -1,5 +1,7 @@
 //! A client of the public API that collects a whole generation.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use shimmer_proto::v1::{
     FinishReason, GenerateRequest, OutputParams, SamplingParams, Started, StopParams, TokenIds,
     Usage, generate_request::Input, generate_response::Event,
@@ -30,11 +32,19 @@ pub struct Generation {
 /// # Errors
 /// Nothing accepts connections there.
 pub async fn connect(port: u16) -> Result<Client, Status> {
+    connect_to((Ipv4Addr::LOCALHOST, port).into()).await
+}
+
+/// Connects to a coordinator.
+///
+/// # Errors
+/// Nothing accepts connections there.
+pub async fn connect_to(address: SocketAddr) -> Result<Client, Status> {
     let endpoint =
-        Endpoint::from_shared(format!("http://127.0.0.1:{port}")).expect("a loopback URI is valid");
+        Endpoint::from_shared(format!("http://{address}")).expect("an address makes a URI");
     match endpoint.connect().await {
         Ok(channel) => Ok(InferenceServiceClient::new(channel)),
-        Err(error) => Err(Status::unavailable(format!("cannot connect to port {port}: {error}"))),
+        Err(error) => Err(Status::unavailable(format!("cannot connect to {address}: {error}"))),
     }
 }
 

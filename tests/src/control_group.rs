@@ -1,17 +1,20 @@
 //! A control group with a memory limit, for one child process.
 
 use std::{
-    env,
     ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
-use crate::{process::shimmer_binary, wait::wait_until};
+use crate::process::{shimmer_binary, without_variables};
 
-/// A group below the test's own one. It is removed when it is dropped; its processes must have ended by then.
+/// For the kernel to let go of an empty group.
+const REMOVAL_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A group below the test's own one. It is removed when it is dropped; what runs in it by then goes on outside.
 #[derive(Debug)]
 pub struct MemoryGroup {
     directory: PathBuf,
@@ -50,12 +53,36 @@ impl MemoryGroup {
         let enter = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
         command.args([OsStr::new("-c"), OsStr::new(enter), self.directory.as_os_str()]);
         command.arg(shimmer_binary()).args(args);
-        for (key, _) in env::vars_os() {
-            if key.to_string_lossy().starts_with("SHIMMER_") {
-                command.env_remove(key);
-            }
-        }
+        without_variables(&mut command);
         command
+    }
+
+    /// Moves a running process into the group; what it holds already stays counted elsewhere.
+    ///
+    /// # Panics
+    /// It has ended.
+    pub fn take(&self, pid: u32) {
+        self.write("cgroup.procs", &pid.to_string());
+    }
+
+    /// Leaves the group so much more than it holds now.
+    ///
+    /// # Panics
+    /// The kernel refuses.
+    pub fn leave_room(&self, bytes: u64) {
+        let (used, limit) = match self.version {
+            Version::One => ("memory.usage_in_bytes", "memory.limit_in_bytes"),
+            Version::Two => ("memory.current", "memory.max"),
+        };
+        let used = fs::read_to_string(self.directory.join(used)).expect("a group counts its bytes");
+        let used: u64 = used.trim().parse().expect("a number of bytes");
+        self.write(limit, &(used + bytes).to_string());
+    }
+
+    fn write(&self, file: &str, value: &str) {
+        let path = self.directory.join(file);
+        fs::write(&path, value)
+            .unwrap_or_else(|error| panic!("{} := {value}: {error}", path.display()));
     }
 
     /// Processes of the group that the kernel has killed for memory.
@@ -75,10 +102,16 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
+        let parent = self.directory.parent().map(|parent| parent.join("cgroup.procs"));
+        let begun = Instant::now();
         // A process that has just ended may still be on its way out of the group.
-        wait_until("the group to be empty", Duration::from_secs(10), || {
-            fs::remove_dir(&self.directory).is_ok()
-        });
+        while fs::remove_dir(&self.directory).is_err() && begun.elapsed() < REMOVAL_DEADLINE {
+            let left = fs::read_to_string(self.directory.join("cgroup.procs")).unwrap_or_default();
+            for pid in left.lines() {
+                drop(parent.as_ref().map(|parent| fs::write(parent, pid)));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

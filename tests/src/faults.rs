@@ -48,7 +48,24 @@ impl Faults {
 
     /// Variables of a process that is to meet them.
     pub fn envs(&self) -> Vec<(&'static str, PathBuf)> {
-        vec![("LD_PRELOAD", self.library()), ("FAULTS", self.now())]
+        vec![("LD_PRELOAD", self.library()), ("FAULTS", self.now()), ("READS", self.notes())]
+    }
+
+    /// Where these processes have read in the experts' files so far: path and offset.
+    ///
+    /// # Panics
+    /// What the library wrote is not what it should write.
+    pub fn reads(&self) -> Vec<(PathBuf, u64)> {
+        let parse = |line: &str| -> Option<(PathBuf, u64)> {
+            let (offset, path) = line.split_once(' ')?;
+            Some((path.into(), offset.parse().ok()?))
+        };
+        let notes = fs::read_to_string(self.notes()).unwrap_or_default();
+        notes.lines().map(|line| parse(line).expect("a line is an offset and a path")).collect()
+    }
+
+    fn notes(&self) -> PathBuf {
+        self.directory.path().join("reads")
     }
 
     fn library(&self) -> PathBuf {

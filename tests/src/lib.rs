@@ -10,6 +10,7 @@ pub mod control_group;
 pub mod etcd;
 pub mod faults;
 pub mod in_process;
+pub mod lab;
 pub mod models;
 pub mod process;
 pub mod quality;

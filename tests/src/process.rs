@@ -18,13 +18,17 @@ const PAGE_DEADLINE: Duration = Duration::from_secs(30);
 /// How much of a log a failing test shows.
 const LOG_TAIL_BYTES: usize = 8 * 1024;
 
-/// The `shimmer` binary of the build that this test belongs to: it lies two directories above `deps/`.
+/// The `shimmer` binary of the build that this test or tool belongs to.
 ///
 /// # Panics
 /// It has not been built.
 pub fn shimmer_binary() -> PathBuf {
-    let test = env::current_exe().expect("a running test has a path");
-    let profile = test.parent().and_then(Path::parent).expect("cargo puts tests into PROFILE/deps");
+    let own = env::current_exe().expect("a running program has a path");
+    // Tests lie in PROFILE/deps, tools beside the binary.
+    let mut profile = own.parent().expect("a program lies in a directory");
+    if profile.ends_with("deps") {
+        profile = profile.parent().expect("cargo puts tests into PROFILE/deps");
+    }
     let binary = profile.join("shimmer");
     assert!(
         binary.is_file(),
@@ -32,6 +36,16 @@ pub fn shimmer_binary() -> PathBuf {
         binary.display()
     );
     binary
+}
+
+/// Keeps every `SHIMMER_` variable of the caller's environment from a command.
+pub fn without_variables(command: &mut Command) -> &mut Command {
+    for (key, _) in env::vars_os() {
+        if key.to_string_lossy().starts_with("SHIMMER_") {
+            command.env_remove(key);
+        }
+    }
+    command
 }
 
 /// Arguments of a short greedy generation inside one process, which answers with a line of JSON.
@@ -67,12 +81,7 @@ impl Process {
     ) -> Self {
         let mut command = Command::new(shimmer_binary());
         command.args(args.iter().map(AsRef::as_ref));
-        for (key, _) in env::vars_os() {
-            if key.to_string_lossy().starts_with("SHIMMER_") {
-                command.env_remove(key);
-            }
-        }
-        command.envs(envs);
+        without_variables(&mut command).envs(envs);
         Self::spawn(name, command, log_dir)
     }
 

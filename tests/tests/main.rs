@@ -8,6 +8,8 @@
 
 mod api;
 mod clients;
+mod elasticity;
+mod faults;
 mod kernels_f64;
 mod kernels_spec;
 mod membership;

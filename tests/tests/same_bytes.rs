@@ -3,6 +3,7 @@
 //! One mixed workload runs under every condition that must not matter; each time the SHA-256 over all logits and tokens
 //! must be that of the plainest run: scalar kernels, one thread, one worker inside the process, one request at a time.
 
+mod counts;
 mod in_process;
 mod processes;
 mod tiers;

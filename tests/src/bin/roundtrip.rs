@@ -4,18 +4,21 @@
 //!
 //! Each step goes through every layer with routed experts, as decoding does: the row's experts are shared out over the
 //! workers, all are written to, then all replies are awaited. Workers are threads of this process with real sockets.
-//! The result is one JSON object.
+//! "raw" is plain sockets that exchange as many bytes in the same pattern; "checksums" is what sealing and checking both
+//! messages of a worker takes. The result is one JSON object.
 
 #![allow(clippy::print_stdout, reason = "a tool that prints its result")]
 
 use std::{
     collections::BTreeMap,
+    net::Ipv4Addr,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
+use prost::Message as _;
 use shimmer_coordinator::{
     dispatch::ExpertTransport as _,
     transport::{ClusterModel, RemoteConfig, RemoteWorkers},
@@ -24,9 +27,12 @@ use shimmer_kernels::{ActivationFormat, ActivationRows, Kernels};
 use shimmer_model::Container;
 use shimmer_proto::{
     checksum,
-    expert::v1::{self, Assign, ExpertWork, Fence, LayerExperts},
+    expert::v1::{
+        self, Assign, ExpertResult, ExpertWork, Fence, LayerExperts, expert_result::Payload,
+    },
     membership::fixed::FixedStore,
 };
+use shimmer_tests::lab::echo::{self, Exchange};
 use shimmer_worker::{
     ExpertCore, ServeConfig, TierOptions, WorkerConfig, bind, serve, store::NoProgress,
 };
@@ -40,7 +46,12 @@ fn main() -> Result<()> {
     let (workers, rows, steps) = (number(2)?, number(1)?, number(100)?);
     let container = Arc::new(Container::open(&path)?);
     let call = through_a_call(&container, rows, steps)?;
-    let wire = through_sockets(&container, workers, rows, steps)?;
+    let (wire, exchanged) = through_sockets(&container, workers, rows, steps)?;
+    let servers = (0..workers).map(|_| echo::serve(Ipv4Addr::LOCALHOST.into()));
+    let servers = servers.collect::<Result<Vec<_>, _>>()?;
+    let mut raw = echo::rounds(&servers, &exchanged)?;
+    raw.sort_unstable();
+    let checksums = checksums(&container, rows, steps)?;
     let report = |times: &[Duration]| {
         let at = |share: usize| micros(times[(times.len() - 1) * share / 100]);
         BTreeMap::from([
@@ -53,7 +64,8 @@ fn main() -> Result<()> {
     let result = serde_json::json!({
         "container": path, "workers": workers, "rows": rows, "steps": steps,
         "layers": container.config().moe_layers().count(),
-        "call": report(&call), "wire": report(&wire),
+        "bytes": exchanged.first().map(|round| round.iter().map(|one| (one.sent, one.answered)).collect::<Vec<_>>()),
+        "call": report(&call), "wire": report(&wire), "raw": report(&raw), "checksums": report(&checksums),
     });
     println!("{result}");
     Ok(())
@@ -152,7 +164,7 @@ fn through_sockets(
     workers: u32,
     rows: u32,
     steps: u32,
-) -> Result<Vec<Duration>> {
+) -> Result<(Vec<Duration>, Vec<Vec<Exchange>>)> {
     let stop = CancellationToken::new();
     let mut addresses = Vec::new();
     let mut servers = Vec::new();
@@ -188,9 +200,9 @@ fn steps_through(
     container: &Container,
     rows: u32,
     steps: u32,
-) -> Result<Vec<Duration>> {
+) -> Result<(Vec<Duration>, Vec<Vec<Exchange>>)> {
     let (epoch, generation) = remote.fence_base();
-    let mut times = Vec::new();
+    let (mut times, mut exchanged) = (Vec::new(), Vec::new());
     for step in 0..steps {
         for (layer, experts) in container.config().moe_layers() {
             let mut shares: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
@@ -206,15 +218,54 @@ fn steps_through(
                 .iter()
                 .map(|(&worker, experts)| (worker, work(container, fence, experts, rows)))
                 .collect();
-            let count = messages.len();
+            let length = |(worker, message): &(usize, ExpertWork)| (*worker, message.encoded_len());
+            let mut round: Vec<Exchange> = messages
+                .iter()
+                .map(length)
+                .map(|(server, sent)| Exchange { server, sent, answered: 0 })
+                .collect();
             let begun = Instant::now();
             for (worker, message) in messages {
                 remote.send(worker, message)?;
             }
-            for _ in 0..count {
-                let reply = remote.receive(begun + Duration::from_secs(30))?;
-                reply.outcome.map_err(|error| anyhow::anyhow!(error.detail))?;
+            let mut replies = Vec::new();
+            for _ in 0..round.len() {
+                replies.push(remote.receive(begun + Duration::from_secs(30))?);
             }
+            times.push(begun.elapsed());
+            for reply in replies {
+                let result = reply.outcome.map_err(|error| anyhow::anyhow!(error.detail))?;
+                let of_worker = round.iter_mut().find(|one| one.server == reply.worker);
+                of_worker.context("an answer of somebody else")?.answered = result.encoded_len();
+            }
+            exchanged.push(round);
+        }
+    }
+    times.sort_unstable();
+    Ok((times, exchanged))
+}
+
+/// What one worker's message and its result take to be sealed, and to be checked at the other end.
+fn checksums(container: &Arc<Container>, rows: u32, steps: u32) -> Result<Vec<Duration>> {
+    let layers: Vec<(u32, u32)> = container.config().moe_layers().collect();
+    let hidden = container.config().hidden_size;
+    let mut times = Vec::new();
+    for step in 0..steps {
+        for &(layer, experts) in &layers {
+            let fence =
+                Fence { epoch: 1, generation: 1, step: u64::from(step), layer, ..Fence::default() };
+            let mut work = work(container, fence, &selected(container, layer, experts, step), rows);
+            let mut result = ExpertResult {
+                fence: Some(fence),
+                row_count: rows,
+                payload: Some(Payload::Accumulators(vec![7; rows as usize * hidden * 8].into())),
+                ..ExpertResult::default()
+            };
+            let begun = Instant::now();
+            checksum::seal_work(&mut work);
+            checksum::verify_work(&work)?;
+            checksum::seal_result(&mut result);
+            checksum::verify_result(&result)?;
             times.push(begun.elapsed());
         }
     }

@@ -12,7 +12,7 @@ use super::{
     plainest,
 };
 
-fn outcomes(cluster: &Cluster, jobs: &[Job], together: bool) -> Vec<Outcome> {
+pub(super) fn outcomes(cluster: &Cluster, jobs: &[Job], together: bool) -> Vec<Outcome> {
     let requests = jobs.iter().map(Job::request);
     let generations = if together {
         cluster.generate_together(requests.collect())
