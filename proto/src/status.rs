@@ -60,11 +60,6 @@ pub fn unauthenticated(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::Unauthenticated, reason, message, None)
 }
 
-/// ABORTED: somebody else goes on with it.
-pub fn aborted(reason: &str, message: impl Into<String>) -> Status {
-    with_reason(Code::Aborted, reason, message, None)
-}
-
 /// CANCELLED.
 pub fn cancelled(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::Cancelled, reason, message, None)

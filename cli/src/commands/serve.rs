@@ -52,7 +52,8 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let own = config.own_experts.map(|size| own_copy(&container, kernels, size, &config));
     let own = own.transpose()?;
     let store = config.store()?;
-    let workers = RemoteWorkers::start(remote(&config, dialer), model, store, own).map_err(links)?;
+    let workers =
+        RemoteWorkers::start(remote(&config, dialer), model, store, own).map_err(links)?;
     let (status, links) = (workers.status(), workers.observer());
     let name =
         config.model_name.clone().unwrap_or_else(|| container.manifest().source.name.clone());

@@ -57,6 +57,7 @@ impl OwnCopy {
         };
         let config = WorkerConfig {
             id: "own-experts".to_owned(),
+            host: String::new(),
             weight: 1.0,
             tiers,
             threads,

@@ -162,7 +162,9 @@ impl<'a> Session<'a> {
             Said::Hello(hello) => hello,
             Said::Error(error) => return Err(accused(&error)),
             _ => {
-                return Err(Ending::Refused("the worker's first message is not a hello".to_owned()));
+                return Err(Ending::Refused(
+                    "the worker's first message is not a hello".to_owned(),
+                ));
             }
         };
         let side = format!("coordinator {}", config.coordinator_id);

@@ -407,7 +407,8 @@ fn unreachable_workers_are_told_and_tried_again() {
     let core = bench::core(bench::container(), "late", 1.0);
     let _late = WorkerServer::with(core, port, ServeConfig::default());
     wait_until("the late one to take load", SOON, || {
-        assert_eq!(run_step(&mut remote, 2 + remote.fence_base().1, 3).unwrap(), expected);
+        let step = 2 + remote.fence_base().1;
+        assert_eq!(run_step(&mut remote, step, 3).unwrap(), expected);
         remote.fence_base().1 == 2 && owners(&remote).contains(&1)
     });
 }
