@@ -85,7 +85,8 @@ impl Transaction {
     }
 
     /// Whether the answer to a request that looked shows that an earlier try of the same write has happened: exactly what
-    /// it would have written stands there, all of it at one revision, which is returned.
+    /// it would have written stands there, all of it at one revision, which is returned. Proof is a key that had another
+    /// revision by the write's own conditions; without one the same value may have stood there before.
     pub(super) fn happened(&self, response: &TxnResponse) -> Option<u64> {
         let looks = response.op_responses();
         let found: Vec<Option<Found>> = looks
@@ -121,7 +122,12 @@ impl Transaction {
             }
         }
         // A removal leaves nothing behind that would tell who made it.
-        revision
+        let revision = revision?;
+        let was_other = |(key, before): &(String, i64)| {
+            let put = self.changes.iter().any(|c| c.value.is_some() && c.key == *key);
+            put && number(*before) != revision
+        };
+        self.conditions.iter().any(was_other).then_some(revision)
     }
 }
 
@@ -129,24 +135,26 @@ impl Transaction {
 mod tests {
     use super::*;
 
+    /// What a write of "a" (it was at revision 4) and "b" and a removal of "c" makes of what stands there.
     fn check(found: &[Option<(&str, u64, i64)>], expected: Option<u64>) {
-        let writes = [
+        let condition = Condition { key: "a".to_owned(), revision: Some(4) };
+        let transaction = Transaction::new("/p/", &[condition], &writes(), 7);
+        assert_eq!(transaction.matches(&stands(found)), expected);
+    }
+
+    fn writes() -> [Write; 3] {
+        [
             Write::Put { key: "a".to_owned(), value: "1".to_owned() },
             Write::PutLeased { key: "b".to_owned(), value: "2".to_owned() },
             Write::Delete { key: "c".to_owned() },
-        ];
-        let transaction = Transaction::new("/p/", &[], &writes, 7);
-        let found: Vec<_> = found
-            .iter()
-            .map(|found| {
-                found.map(|(value, revision, lease)| Found {
-                    value: value.as_bytes().to_vec(),
-                    revision,
-                    lease,
-                })
-            })
-            .collect();
-        assert_eq!(transaction.matches(&found), expected);
+        ]
+    }
+
+    fn stands(found: &[Option<(&str, u64, i64)>]) -> Vec<Option<Found>> {
+        let found = found.iter().map(|found| {
+            found.map(|(value, revision, lease)| Found { value: value.into(), revision, lease })
+        });
+        found.collect()
     }
 
     #[test]
@@ -161,7 +169,11 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_proves_nothing() {
+    fn what_may_have_stood_there_before_proves_nothing() {
+        check(&[Some(("1", 4, 0)), Some(("2", 4, 7)), None], None);
+        let found = stands(&[Some(("1", 5, 0)), Some(("2", 5, 7)), None]);
+        let other = Condition { key: "leader".to_owned(), revision: Some(3) };
+        assert_eq!(Transaction::new("/p/", &[other], &writes(), 7).matches(&found), None);
         let removal = Write::Delete { key: "a".to_owned() };
         assert_eq!(Transaction::new("/p/", &[], &[removal], 0).matches(&[None]), None);
     }
