@@ -255,7 +255,11 @@ impl Etcd {
         self.nodes[index].process = Some(process);
     }
 
-    fn wait_until_healthy(&mut self) {
+    /// Waits until every node answers and takes part.
+    ///
+    /// # Panics
+    /// One has ended, or does not within the time.
+    pub fn wait_until_healthy(&mut self) {
         let urls = self.urls().join(",");
         wait_until("etcd to answer", START_DEADLINE, || {
             for node in &mut self.nodes {
