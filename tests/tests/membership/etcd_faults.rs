@@ -129,7 +129,7 @@ fn an_etcd_that_is_away_changes_nothing_and_is_found_again() {
             both(view) && view.lease != 0 && view.entries.contains_key("workers/late")
         });
     }
-    println!("back after {} ms", back.elapsed().as_millis());
+    println!("everybody sees everybody {} ms after etcd was back", back.elapsed().as_millis());
     done(write(&*members[0], vec![], vec![put_leased("a/y", "1")]));
 }
 

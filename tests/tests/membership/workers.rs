@@ -1,6 +1,6 @@
 //! `shimmer worker` in a real etcd.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shimmer_model::{NumericClass, tiny::Preset};
 use shimmer_proto::membership::{Snapshot, records::WorkerRecord};
@@ -92,7 +92,9 @@ fn a_worker_that_was_stopped_longer_than_its_lease_registers_again() {
     worker.signal("STOP");
     wait_for_view("its lease to end", &*follower, |view| record(view).is_none());
     worker.signal("CONT");
+    let woken = Instant::now();
     let seen = wait_for_view("its return", &*follower, |view| record(view).is_some());
+    println!("listed again {} ms after it was woken", woken.elapsed().as_millis());
     let after = &seen.entries["workers/w1"];
     assert_ne!(after.lease, before.lease);
     assert_eq!(after.value, before.value, "it is the same run");
