@@ -16,5 +16,6 @@ pub mod process;
 pub mod quality;
 pub mod random;
 pub mod reference;
+pub mod simulator;
 pub mod wait;
 pub mod workload;

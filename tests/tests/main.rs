@@ -22,5 +22,6 @@ mod protocol;
 mod resume;
 mod same_bytes;
 mod security;
+mod simulation;
 mod tidy;
 mod tiers;

@@ -223,6 +223,11 @@ impl Exchange {
         self.advance(reach);
     }
 
+    /// The sums of the round, `[rows][hidden]` in units of 2^-30; of rows that have not failed once nothing is awaited.
+    pub fn sums(&self) -> &[i64] {
+        &self.sums
+    }
+
     /// Nothing is awaited any more.
     pub fn is_done(&self) -> bool {
         self.plan.parts.iter().all(|part| part.combined || part.parent.is_some())

@@ -1,0 +1,170 @@
+//! A cluster in virtual time: the real decision cores of coordinators and workers around a model network, a model store and
+//! synthetic arithmetic, with faults that follow from a seed.
+//!
+//! One seed is one schedule: which workers there are, what is sent when, what is delayed, doubled, overtaken or cut off, who
+//! dies, stops, slows down or is restarted, whose clock jumps, which writes of the store are lost. After the faults the
+//! cluster must heal. What must hold all the time:
+//!
+//! * the sums of every row are those of the reference: no stale, doubled or missing result;
+//! * every layer ends: complete if copies could be reached all along, else as unavailable;
+//! * generations grow, by one in the store and monotonically at every coordinator, each was written by who led then, and has
+//!   one set of owners;
+//! * no worker computes work of another run of its coordinator, and no coordinator serves by a generation before the
+//!   workers that are there have loaded it;
+//! * after the faults requests complete again, and the placement is on those who are there.
+//!
+//! Whether the simulator would see it if one of the cores were wrong is shown by [`Mutation`]: the harness then lies to a
+//! core, or for it, as if a check were missing.
+
+mod arithmetic;
+mod coordinator;
+mod dice;
+mod faults;
+mod oracle;
+mod transport;
+mod worker;
+mod world;
+
+use std::{
+    ops::Range,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use world::World;
+
+/// Container of the model cluster.
+const DIGEST: &str = "41aa";
+/// Layers of the model.
+const LAYERS: u32 = 2;
+/// Experts of each layer.
+const EXPERTS: u32 = 4;
+
+/// A bug that is planted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// A coordinator takes any result for the answer to what is out.
+    FenceNotChecked,
+    /// A coordinator adds the second answer to the same work as well.
+    DuplicateAdded,
+    /// A worker admits work of another run of its coordinator.
+    StaleEpochAccepted,
+    /// A placement is written without the condition that its author still leads.
+    LeaderNotChecked,
+    /// A coordinator takes workers for ready as soon as they are assigned something.
+    ReadyNotAwaited,
+}
+
+impl Mutation {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::FenceNotChecked,
+        Self::DuplicateAdded,
+        Self::StaleEpochAccepted,
+        Self::LeaderNotChecked,
+        Self::ReadyNotAwaited,
+    ];
+}
+
+/// A schedule that broke a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// The schedule.
+    pub seed: u64,
+    /// Which rule, and how.
+    pub rule: String,
+    /// What happened before; empty unless it was asked for.
+    pub trace: Vec<String>,
+}
+
+/// What happened in schedules that broke no rule: shows that the faults do something.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Schedules.
+    pub schedules: u64,
+    /// Events in virtual time.
+    pub events: u64,
+    /// Faults.
+    pub faults: u64,
+    /// Steps that completed.
+    pub completed: u64,
+    /// Steps that ended as unavailable.
+    pub unavailable: u64,
+    /// Results that no coordinator waited for.
+    pub dropped: u64,
+    /// Works that workers refused as stale.
+    pub refused: u64,
+    /// Placements written.
+    pub generations: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        self.schedules += other.schedules;
+        self.events += other.events;
+        self.faults += other.faults;
+        self.completed += other.completed;
+        self.unavailable += other.unavailable;
+        self.dropped += other.dropped;
+        self.refused += other.refused;
+        self.generations += other.generations;
+    }
+}
+
+/// Runs one schedule.
+///
+/// # Errors
+/// A rule was broken.
+pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Result<Tally, Violation> {
+    let mut world = World::new(seed, mutation, trace);
+    match world.run() {
+        Ok(tally) => Ok(tally),
+        Err(rule) => Err(Violation { seed, rule, trace: world.into_trace() }),
+    }
+}
+
+/// Runs many schedules on so many threads and stops at the first violation.
+///
+/// # Errors
+/// The violation with the lowest seed of those that were found.
+///
+/// # Panics
+/// A schedule panicked.
+pub fn run_all(
+    seeds: Range<u64>,
+    mutation: Option<Mutation>,
+    threads: usize,
+) -> Result<Tally, Violation> {
+    let next = AtomicU64::new(seeds.start);
+    let result: Mutex<(Tally, Option<Violation>)> = Mutex::default();
+    let work = || {
+        let mut tally = Tally::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                break;
+            }
+            match run(seed, mutation, false) {
+                Ok(one) => tally.add(&one),
+                Err(violation) => {
+                    next.store(seeds.end, Ordering::Relaxed);
+                    let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
+                    if result.1.as_ref().is_none_or(|found| violation.seed < found.seed) {
+                        result.1 = Some(violation);
+                    }
+                    break;
+                }
+            }
+        }
+        result.lock().unwrap_or_else(PoisonError::into_inner).0.add(&tally);
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(work);
+        }
+    });
+    let (tally, violation) = result.into_inner().unwrap_or_else(PoisonError::into_inner);
+    violation.map_or(Ok(tally), Err)
+}

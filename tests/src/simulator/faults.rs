@@ -1,0 +1,181 @@
+//! What goes wrong, and how it is undone.
+
+use std::time::Duration;
+
+use shimmer_proto::membership::{Write, memory::WriteFault, records::DRAINS};
+
+use super::world::{Event, World};
+
+/// Something that goes wrong. Workers and coordinators are named by their index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A worker's process dies, and is started again when the fault ends.
+    Crash { worker: usize },
+    /// A worker's process stands still.
+    Pause { worker: usize },
+    /// A worker takes twenty times as long.
+    Slow { worker: usize },
+    /// Nothing passes between two hosts, in one direction or both.
+    Cut { coordinator: usize, worker: usize, to: bool, from: bool },
+    /// A connection is reset.
+    Reset { coordinator: usize, worker: usize },
+    /// A coordinator's process is started again, with another epoch.
+    Restart { coordinator: usize },
+    /// A coordinator does not reach the store.
+    StoreCut { coordinator: usize },
+    /// A coordinator reaches the store, but hears of no change.
+    Blind { coordinator: usize },
+    /// A coordinator's lease ends.
+    LeaseLost { coordinator: usize },
+    /// A worker's lease ends.
+    WorkerLeaseLost { worker: usize },
+    /// The store answers nobody.
+    StoreStopped,
+    /// A write of a coordinator is lost, its answer is, or it comes late.
+    WriteLost { coordinator: usize, kind: usize },
+    /// A coordinator's clock goes ahead.
+    ClockJump { coordinator: usize, ms: u64 },
+    /// An operator drains a worker.
+    Drain { worker: usize },
+}
+
+impl World {
+    /// Draws the faults of the schedule.
+    pub(super) fn plan_faults(&mut self, end: Duration) {
+        let count = 2 + self.dice.below(9);
+        for _ in 0..count {
+            let fault = self.draw();
+            let at = self.dice.ms(300, u64::try_from(end.as_millis()).expect("a short time"));
+            self.at(at, Event::Fault(fault));
+        }
+    }
+
+    fn draw(&mut self) -> Fault {
+        let worker = self.dice.below(self.workers.len());
+        let coordinator = self.dice.below(self.coordinators.len());
+        match self.dice.below(18) {
+            0..=2 => Fault::Crash { worker },
+            3 => Fault::Pause { worker },
+            4 => Fault::Slow { worker },
+            5 | 6 => {
+                let directions = self.dice.below(3);
+                Fault::Cut { coordinator, worker, to: directions != 0, from: directions != 1 }
+            }
+            7 => Fault::Reset { coordinator, worker },
+            8 | 9 => Fault::Restart { coordinator },
+            10 => Fault::StoreCut { coordinator },
+            11 => Fault::Blind { coordinator },
+            12 => Fault::LeaseLost { coordinator },
+            13 => Fault::WorkerLeaseLost { worker },
+            14 => Fault::StoreStopped,
+            15 => Fault::WriteLost { coordinator, kind: self.dice.below(3) },
+            16 => {
+                let ms = 100 + self.dice.below(8000) as u64;
+                Fault::ClockJump { coordinator, ms }
+            }
+            _ => Fault::Drain { worker },
+        }
+    }
+
+    pub(super) fn begin(&mut self, fault: Fault) -> Result<(), String> {
+        self.tally.faults += 1;
+        self.note(|| format!("fault {fault:?}"));
+        match fault {
+            Fault::Crash { worker } => {
+                self.workers[worker].store = None;
+                self.workers[worker].sessions.clear();
+                self.trouble(None, worker);
+            }
+            Fault::Pause { worker } => {
+                self.workers[worker].paused = true;
+                self.trouble(None, worker);
+            }
+            Fault::Slow { worker } => {
+                self.workers[worker].slow = true;
+                self.trouble(None, worker);
+            }
+            Fault::Cut { coordinator, worker, to, from } => {
+                let cut = &mut self.cut[coordinator][worker];
+                *cut = [cut[0] || to, cut[1] || from];
+                self.trouble(Some(coordinator), worker);
+            }
+            Fault::Reset { coordinator, worker } => self.lose(coordinator, worker)?,
+            Fault::Restart { coordinator } => self.restart(coordinator),
+            Fault::StoreCut { coordinator } => self.coordinators[coordinator].store.disconnect(),
+            Fault::Blind { coordinator } => self.coordinators[coordinator].store.hold_view(),
+            Fault::LeaseLost { coordinator } => self.coordinators[coordinator].store.expire_lease(),
+            Fault::WorkerLeaseLost { worker } => {
+                if let Some(store) = &self.workers[worker].store {
+                    store.expire_lease();
+                }
+            }
+            Fault::StoreStopped => self.cluster.stop(),
+            Fault::WriteLost { coordinator, kind } => {
+                let kinds = [WriteFault::LoseRequest, WriteFault::LoseAnswer, WriteFault::Late];
+                self.coordinators[coordinator].store.fault_writes([kinds[kind]]);
+            }
+            Fault::ClockJump { coordinator, ms } => {
+                self.coordinators[coordinator].ahead += Duration::from_millis(ms);
+                (0..self.workers.len()).for_each(|w| self.coordinators[coordinator].disturb(w));
+            }
+            Fault::Drain { worker } => self.drain(worker, true),
+        }
+        let lasts = self.dice.ms(20, 3500);
+        self.after(lasts, Event::Heal(fault));
+        Ok(())
+    }
+
+    pub(super) fn heal(&mut self, fault: Fault) -> Result<(), String> {
+        self.note(|| format!("healed {fault:?}"));
+        match fault {
+            Fault::Crash { worker } => self.start(worker),
+            Fault::Pause { worker } => self.workers[worker].paused = false,
+            Fault::Slow { worker } => self.workers[worker].slow = false,
+            Fault::Cut { coordinator, worker, .. } => self.cut[coordinator][worker] = [false; 2],
+            Fault::StoreCut { coordinator } => self.coordinators[coordinator].store.reconnect(),
+            Fault::Blind { coordinator } => self.coordinators[coordinator].store.release_view(),
+            Fault::StoreStopped => self.cluster.start(),
+            Fault::WriteLost { coordinator, .. } => {
+                let before = self.cluster.snapshot();
+                self.coordinators[coordinator].store.release_writes();
+                self.oracle.check(&before, &self.cluster.snapshot())?;
+            }
+            Fault::Drain { worker } => self.drain(worker, false),
+            Fault::Reset { .. }
+            | Fault::Restart { .. }
+            | Fault::LeaseLost { .. }
+            | Fault::WorkerLeaseLost { .. }
+            | Fault::ClockJump { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// By whoever reaches the store. An operator whose command fails tries again; here nothing happens.
+    fn drain(&mut self, worker: usize, drains: bool) {
+        let key = format!("{DRAINS}w{worker}");
+        let write =
+            if drains { Write::Put { key, value: String::new() } } else { Write::Delete { key } };
+        let result = self.operator.write_now(&[], vec![write]);
+        self.note(|| format!("drain of w{worker}: {drains}, {result:?}"));
+    }
+
+    /// Everything that still lasts ends.
+    pub(super) fn heal_all(&mut self) -> Result<(), String> {
+        self.heal(Fault::StoreStopped)?;
+        for worker in 0..self.workers.len() {
+            self.heal(Fault::Crash { worker })?;
+            self.heal(Fault::Pause { worker })?;
+            self.heal(Fault::Slow { worker })?;
+            self.heal(Fault::Drain { worker })?;
+            for coordinator in 0..self.coordinators.len() {
+                self.heal(Fault::Cut { coordinator, worker, to: true, from: true })?;
+            }
+        }
+        for coordinator in 0..self.coordinators.len() {
+            self.heal(Fault::StoreCut { coordinator })?;
+            self.heal(Fault::Blind { coordinator })?;
+            self.heal(Fault::WriteLost { coordinator, kind: 0 })?;
+        }
+        Ok(())
+    }
+}

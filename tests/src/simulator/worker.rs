@@ -1,0 +1,101 @@
+//! A model worker: the real rules about generations and fences around synthetic arithmetic.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shimmer_proto::{
+    expert::v1::{ErrorCode, ExpertResult, ExpertWork, WorkerError},
+    membership::memory::MemoryStore,
+};
+use shimmer_worker::generations::{Generations, Stamp};
+
+use super::{Mutation, arithmetic};
+
+/// Experts by layer and number.
+pub(super) type Owned = BTreeSet<(u32, u32)>;
+
+/// What a coordinator says to a worker, in the order of the stream.
+#[derive(Debug, Clone)]
+pub(super) enum Order {
+    Assign { stamp: Stamp, owned: Owned },
+    Release { stamp: Stamp },
+    Adopt { stamp: Stamp, owned: Owned },
+    Work(Box<ExpertWork>),
+}
+
+/// One process.
+#[derive(Debug)]
+pub(super) struct ModelWorker {
+    pub(super) id: String,
+    pub(super) host: String,
+    pub(super) incarnation: u64,
+    /// Its membership; none while the process is not there.
+    pub(super) store: Option<MemoryStore>,
+    /// Does nothing, and does not know.
+    pub(super) paused: bool,
+    pub(super) slow: bool,
+    /// By coordinator.
+    pub(super) sessions: BTreeMap<usize, Session>,
+    /// Orders that came for a session that is not this one, or work that no assignment admitted.
+    pub(super) refused: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) number: u64,
+    /// Of the coordinator's run that opened it.
+    pub(super) epoch: u64,
+    pub(super) generations: Generations<Owned>,
+}
+
+impl ModelWorker {
+    pub(super) fn is_alive(&self) -> bool {
+        self.store.is_some()
+    }
+
+    pub(super) fn open(&mut self, coordinator: usize, number: u64, epoch: u64) {
+        let session = Session { number, epoch, generations: Generations::default() };
+        self.sessions.insert(coordinator, session);
+    }
+
+    /// Whether the session of a coordinator can be sent work of a generation.
+    pub(super) fn is_ready(&self, coordinator: usize, generation: u64) -> bool {
+        self.sessions.get(&coordinator).is_some_and(|session| {
+            session.generations.admitting(Stamp::new(session.epoch, generation)).is_some()
+        })
+    }
+
+    /// Answers work; the violation of a rule is an error.
+    pub(super) fn work(
+        &mut self,
+        coordinator: usize,
+        work: &ExpertWork,
+        mutation: Option<Mutation>,
+    ) -> Result<Result<ExpertResult, WorkerError>, String> {
+        let session = self.sessions.get(&coordinator).expect("work comes by a session");
+        let fence = work.fence.expect("the harness sends no work without a fence");
+        let mut stamp = Stamp::new(fence.epoch, fence.generation);
+        if mutation == Some(Mutation::StaleEpochAccepted) {
+            stamp.epoch = session.epoch;
+        }
+        let refused = |code: ErrorCode, detail: &str| WorkerError {
+            code: code.into(),
+            detail: detail.to_owned(),
+            fence: Some(fence),
+            ..WorkerError::default()
+        };
+        let Some(owned) = session.generations.admitting(stamp) else {
+            self.refused += 1;
+            return Ok(Err(refused(ErrorCode::StaleFence, "no assignment admits it")));
+        };
+        if !work.experts.iter().all(|&expert| owned.contains(&(fence.layer, expert))) {
+            return Ok(Err(refused(ErrorCode::NotOwned, "not assigned")));
+        }
+        if fence.epoch != session.epoch {
+            return Err(format!(
+                "worker {} computed work of epoch {} in a session of epoch {}",
+                self.id, fence.epoch, session.epoch
+            ));
+        }
+        Ok(Ok(arithmetic::compute(work)))
+    }
+}
