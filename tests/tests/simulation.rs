@@ -58,7 +58,7 @@ fn no_schedule_breaks_a_rule() {
 /// The simulator finds bugs that are planted: each within so many schedules.
 #[test]
 fn planted_bugs_are_found() {
-    let found = |mutation| simulator::run_all(0..2000, Some(mutation), threads()).unwrap_err();
+    let found = |mutation| simulator::run_all(0..1000, Some(mutation), threads()).unwrap_err();
     for mutation in Mutation::ALL {
         let Violation { seed, rule, .. } = found(mutation);
         println!("{mutation:?}: seed {seed}: {rule}");

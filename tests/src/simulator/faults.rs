@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use shimmer_proto::membership::{Write, memory::WriteFault, records::DRAINS};
+use shimmer_proto::membership::{
+    Write,
+    memory::WriteFault,
+    records::{DRAINS, LEADER},
+};
 
 use super::world::{Event, World};
 
@@ -27,6 +31,8 @@ pub(super) enum Fault {
     Blind { coordinator: usize },
     /// A coordinator's lease ends.
     LeaseLost { coordinator: usize },
+    /// Whoever leads loses its lease and does not hear of it.
+    Deposed,
     /// A worker's lease ends.
     WorkerLeaseLost { worker: usize },
     /// The store answers nobody.
@@ -53,7 +59,7 @@ impl World {
     fn draw(&mut self) -> Fault {
         let worker = self.dice.below(self.workers.len());
         let coordinator = self.dice.below(self.coordinators.len());
-        match self.dice.below(18) {
+        match self.dice.below(20) {
             0..=2 => Fault::Crash { worker },
             3 => Fault::Pause { worker },
             4 => Fault::Slow { worker },
@@ -73,6 +79,7 @@ impl World {
                 let ms = 100 + self.dice.below(8000) as u64;
                 Fault::ClockJump { coordinator, ms }
             }
+            17 | 18 => Fault::Deposed,
             _ => Fault::Drain { worker },
         }
     }
@@ -104,6 +111,14 @@ impl World {
             Fault::StoreCut { coordinator } => self.coordinators[coordinator].store.disconnect(),
             Fault::Blind { coordinator } => self.coordinators[coordinator].store.hold_view(),
             Fault::LeaseLost { coordinator } => self.coordinators[coordinator].store.expire_lease(),
+            Fault::Deposed => {
+                let leader = self.cluster.snapshot().entries.get(LEADER).map(|e| e.value.clone());
+                let leader = self.coordinators.iter().find(|c| Some(&c.id) == leader.as_ref());
+                if let Some(leader) = leader {
+                    leader.store.hold_view();
+                    leader.store.expire_lease();
+                }
+            }
             Fault::WorkerLeaseLost { worker } => {
                 if let Some(store) = &self.workers[worker].store {
                     store.expire_lease();
@@ -134,6 +149,7 @@ impl World {
             Fault::Cut { coordinator, worker, .. } => self.cut[coordinator][worker] = [false; 2],
             Fault::StoreCut { coordinator } => self.coordinators[coordinator].store.reconnect(),
             Fault::Blind { coordinator } => self.coordinators[coordinator].store.release_view(),
+            Fault::Deposed => self.coordinators.iter().for_each(|c| c.store.release_view()),
             Fault::StoreStopped => self.cluster.start(),
             Fault::WriteLost { coordinator, .. } => {
                 let before = self.cluster.snapshot();
