@@ -1,3 +1,5 @@
+#![expect(clippy::float_cmp, reason = "halves of whole numbers and their sums are exact")]
+
 use proptest::prelude::*;
 
 use super::*;

@@ -509,7 +509,9 @@ impl ModelCoordinator {
         let sums = bytes.as_chunks::<8>().0;
         for (row, values) in work.rows.as_chunks::<4>().0.chunks(HIDDEN).enumerate() {
             let value = f32::from_le_bytes(values[0]);
-            let Some(place) = step.rows.chunks(HIDDEN).position(|row| row[0] == value) else {
+            let Some(place) =
+                step.rows.chunks(HIDDEN).position(|row| row[0].to_bits() == value.to_bits())
+            else {
                 continue;
             };
             for column in 0..HIDDEN {

@@ -160,8 +160,8 @@ proptest! {
         let placed = plan(&layers(2, 8), &candidates, 2, &HeatMap::default());
         let seats: Vec<usize> = (0..workers).map(|w| (w + shift) % workers + 3).collect();
         let reseated = placed.reseated(&seats, workers + 3);
-        for worker in 0..workers {
-            prop_assert_eq!(placed.owned_by(worker), reseated.owned_by(seats[worker]));
+        for (worker, &seat) in seats.iter().enumerate() {
+            prop_assert_eq!(placed.owned_by(worker), reseated.owned_by(seat));
         }
     }
 }
