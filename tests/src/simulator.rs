@@ -19,7 +19,9 @@
 mod arithmetic;
 mod coordinator;
 mod dice;
+mod events;
 mod faults;
+mod network;
 mod oracle;
 mod transport;
 mod worker;

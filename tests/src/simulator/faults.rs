@@ -8,7 +8,7 @@ use shimmer_proto::membership::{
     records::{DRAINS, LEADER},
 };
 
-use super::world::{Event, World};
+use super::{events::Event, world::World};
 
 /// Something that goes wrong. Workers and coordinators are named by their index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Events in virtual time: the network between coordinators and workers, and what happens when.
+//! The cluster in virtual time: who there is, and what happens when.
 
 use std::{
     cmp::Reverse,
@@ -6,22 +6,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shimmer_proto::{
-    expert::v1::{ExpertResult, WorkerError},
-    membership::{
-        MembershipStore as _,
-        memory::{MemoryCluster, MemoryStore},
-        records::{WORKERS, WorkerRecord},
-    },
+use shimmer_proto::membership::{
+    MembershipStore as _,
+    memory::{MemoryCluster, MemoryStore},
+    records::{WORKERS, WorkerRecord},
 };
 
 use super::{
     DIGEST, Mutation, Tally,
     coordinator::{DEADLINE, ModelCoordinator},
     dice::Dice,
-    faults::Fault,
+    events::{Event, Scheduled},
+    network::BLOCKED,
     oracle::Oracle,
-    worker::{ModelWorker, Order, Owned},
+    worker::{ModelWorker, Order},
 };
 
 /// Faults begin before this.
@@ -36,100 +34,11 @@ const TTL: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(100);
 /// How often the store's clock is told the time.
 const STORE_TICK: Duration = Duration::from_millis(250);
-/// A blocked message is tried again.
-const BLOCKED: Duration = Duration::from_millis(25);
-
-/// Something that happens at a time.
-#[derive(Debug)]
-pub(super) enum Event {
-    Tick,
-    Fault(Fault),
-    Heal(Fault),
-    HealAll,
-    /// A coordinator tries to connect.
-    Connect {
-        coordinator: usize,
-        worker: usize,
-        epoch: u64,
-    },
-    /// An order arrives, unless it is blocked.
-    Pump {
-        coordinator: usize,
-        worker: usize,
-        session: u64,
-    },
-    /// A message of an ended session arrives in the present one.
-    Stray {
-        coordinator: usize,
-        worker: usize,
-        order: Order,
-    },
-    /// An assignment has been loaded.
-    Loaded {
-        coordinator: usize,
-        worker: usize,
-        session: u64,
-        number: u64,
-        generation: u64,
-        owned: Owned,
-    },
-    Ready {
-        coordinator: usize,
-        worker: usize,
-        session: u64,
-        generation: u64,
-    },
-    Reply {
-        coordinator: usize,
-        worker: usize,
-        session: u64,
-        outcome: Box<Result<ExpertResult, WorkerError>>,
-    },
-    /// A link that may be dead is looked at.
-    Probe {
-        coordinator: usize,
-        worker: usize,
-        session: u64,
-    },
-    /// A layer may be late.
-    Due {
-        coordinator: usize,
-        round: u64,
-    },
-    NextStep {
-        coordinator: usize,
-        epoch: u64,
-    },
-}
-
-struct Scheduled {
-    at: Duration,
-    number: u64,
-    event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.number == other.number
-    }
-}
-impl Eq for Scheduled {}
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
-
 /// The cluster and everything around it.
 pub(super) struct World {
     pub(super) dice: Dice,
-    mutation: Option<Mutation>,
-    now: Duration,
+    pub(super) mutation: Option<Mutation>,
+    pub(super) now: Duration,
     origin: Instant,
     queue: BinaryHeap<Reverse<Scheduled>>,
     scheduled: u64,
@@ -140,10 +49,10 @@ pub(super) struct World {
     /// By coordinator and worker: blocked towards the worker, blocked from it.
     pub(super) cut: Vec<Vec<[bool; 2]>>,
     /// Orders on their way, by session.
-    pipes: BTreeMap<u64, (VecDeque<Order>, Duration)>,
+    pub(super) pipes: BTreeMap<u64, (VecDeque<Order>, Duration)>,
     /// Sessions and the generations that were ready in them.
-    readied: BTreeSet<(u64, u64)>,
-    sessions: u64,
+    pub(super) readied: BTreeSet<(u64, u64)>,
+    pub(super) sessions: u64,
     epochs: u64,
     copies: usize,
     pub(super) oracle: Oracle,
@@ -221,7 +130,7 @@ impl World {
     }
 
     /// The time by a coordinator's clock.
-    fn clock(&self, coordinator: usize) -> Instant {
+    pub(super) fn clock(&self, coordinator: usize) -> Instant {
         self.origin + self.now + self.coordinators[coordinator].ahead
     }
 
@@ -343,35 +252,6 @@ impl World {
         Ok(())
     }
 
-    /// Whether a direction between two hosts is blocked: 0 to the worker, 1 from it.
-    fn is_blocked(&self, coordinator: usize, worker: usize, direction: usize) -> bool {
-        let ModelWorker { paused, .. } = self.workers[worker];
-        self.cut[coordinator][worker][direction] || paused || !self.workers[worker].is_alive()
-    }
-
-    fn reaches(&self, coordinator: usize, worker: usize, session: u64) -> bool {
-        let of = self.workers[worker].sessions.get(&coordinator);
-        of.is_some_and(|of| of.number == session)
-            && !self.is_blocked(coordinator, worker, 0)
-            && !self.is_blocked(coordinator, worker, 1)
-    }
-
-    /// Something happens to a worker, for one coordinator or for all: links find out after a while.
-    pub(super) fn trouble(&mut self, only: Option<usize>, worker: usize) {
-        for coordinator in 0..self.coordinators.len() {
-            if only.is_some_and(|only| only != coordinator) {
-                continue;
-            }
-            self.coordinators[coordinator].disturb(worker);
-            if let Some(session) = self.coordinators[coordinator].links[worker].session {
-                // A dead process is told by its kernel, mostly; silence is found by keepalive.
-                let told = !self.workers[worker].is_alive() && self.dice.chance(70);
-                let wait = if told { self.dice.ms(1, 50) } else { self.dice.ms(1000, 1500) };
-                self.after(wait, Event::Probe { coordinator, worker, session });
-            }
-        }
-    }
-
     /// Starts a worker's process, unless it runs.
     pub(super) fn start(&mut self, worker: usize) {
         if self.workers[worker].is_alive() {
@@ -425,59 +305,8 @@ impl World {
         self.launch(coordinator);
     }
 
-    fn connect(&mut self, coordinator: usize, worker: usize, epoch: u64) {
-        let clock = self.clock(coordinator);
-        let of = &mut self.coordinators[coordinator];
-        if of.epoch != epoch || of.links[worker].session.is_some() {
-            return;
-        }
-        let blocked =
-            self.is_blocked(coordinator, worker, 0) || self.is_blocked(coordinator, worker, 1);
-        if blocked || !self.coordinators[coordinator].knows(worker) {
-            let wait = self.dice.ms(100, 250);
-            return self.after(wait, Event::Connect { coordinator, worker, epoch });
-        }
-        self.sessions += 1;
-        let session = self.sessions;
-        self.note(|| format!("c{coordinator} connects to w{worker}: session {session}"));
-        self.workers[worker].open(coordinator, session, epoch);
-        self.pipes.insert(session, (VecDeque::new(), self.now));
-        self.coordinators[coordinator].connected(worker, session, self.mutation, clock);
-        self.flush(coordinator);
-    }
-
-    /// A session ends for its coordinator.
-    pub(super) fn lose(&mut self, coordinator: usize, worker: usize) -> Result<(), String> {
-        let Some(session) = self.coordinators[coordinator].links[worker].session else {
-            return Ok(());
-        };
-        self.note(|| format!("c{coordinator} loses w{worker}: session {session}"));
-        self.strays(coordinator, worker, session);
-        let clock = self.clock(coordinator);
-        self.coordinators[coordinator].lost(worker, clock);
-        self.reconnect(coordinator, worker);
-        self.settle(coordinator)
-    }
-
-    fn reconnect(&mut self, coordinator: usize, worker: usize) {
-        let epoch = self.coordinators[coordinator].epoch;
-        let wait = self.dice.ms(50, 250);
-        self.after(wait, Event::Connect { coordinator, worker, epoch });
-    }
-
-    /// What is on its way when a session ends is lost, or comes when nobody expects it any more.
-    fn strays(&mut self, coordinator: usize, worker: usize, session: u64) {
-        let Some((orders, _)) = self.pipes.remove(&session) else { return };
-        for order in orders {
-            if matches!(order, Order::Work(_)) && self.dice.chance(50) {
-                let wait = self.dice.ms(1, 1500);
-                self.after(wait, Event::Stray { coordinator, worker, order });
-            }
-        }
-    }
-
     /// Carries out what a coordinator wants, and goes on with its step.
-    fn settle(&mut self, coordinator: usize) -> Result<(), String> {
+    pub(super) fn settle(&mut self, coordinator: usize) -> Result<(), String> {
         loop {
             self.flush(coordinator);
             let clock = self.clock(coordinator);
@@ -504,128 +333,6 @@ impl World {
 
     fn flush_trace(&mut self, coordinator: usize) {
         self.note(|| format!("c{coordinator} breaks a rule"));
-    }
-
-    fn flush(&mut self, coordinator: usize) {
-        let transport = &mut self.coordinators[coordinator].transport;
-        let (outbox, suspected, given_up) = (
-            std::mem::take(&mut transport.outbox),
-            std::mem::take(&mut transport.suspected),
-            std::mem::take(&mut transport.given_up),
-        );
-        for (worker, order) in outbox {
-            let Some(session) = self.coordinators[coordinator].links[worker].session else {
-                continue;
-            };
-            let delay = self.dice.ms(0, 8);
-            let Some((pipe, last)) = self.pipes.get_mut(&session) else { continue };
-            pipe.push_back(order);
-            // In the order of the stream.
-            *last = (self.now + delay).max(*last + Duration::from_micros(1));
-            let at = *last;
-            self.at(at, Event::Pump { coordinator, worker, session });
-        }
-        for worker in suspected {
-            if let Some(session) = self.coordinators[coordinator].links[worker].session {
-                let wait = Duration::from_millis(600);
-                self.after(wait, Event::Probe { coordinator, worker, session });
-            }
-        }
-        for worker in given_up {
-            if let Some(session) = self.coordinators[coordinator].links[worker].session {
-                self.note(|| format!("c{coordinator} gives w{worker} up"));
-                self.strays(coordinator, worker, session);
-                let clock = self.clock(coordinator);
-                self.coordinators[coordinator].lost(worker, clock);
-                self.reconnect(coordinator, worker);
-            }
-        }
-    }
-
-    fn pump(&mut self, coordinator: usize, worker: usize, session: u64) -> Result<(), String> {
-        if !self.pipes.contains_key(&session) {
-            return Ok(());
-        }
-        let here = self.workers[worker].sessions.get(&coordinator).map(|of| of.number);
-        if self.workers[worker].is_alive() && here != Some(session) {
-            // The process that had the session is gone: its successor resets the connection.
-            return self.lose(coordinator, worker);
-        }
-        if self.is_blocked(coordinator, worker, 0) {
-            self.after(BLOCKED, Event::Pump { coordinator, worker, session });
-            return Ok(());
-        }
-        let order = self.pipes.get_mut(&session).and_then(|(pipe, _)| pipe.pop_front());
-        order.map_or(Ok(()), |order| self.obey(coordinator, worker, order))
-    }
-
-    /// A worker gets an order.
-    fn obey(&mut self, coordinator: usize, worker: usize, order: Order) -> Result<(), String> {
-        let of = self.workers[worker].sessions.get_mut(&coordinator).expect("the session is there");
-        let session = of.number;
-        match order {
-            Order::Assign { stamp, owned } => {
-                let (number, _) = of.generations.begin(stamp);
-                let generation = stamp.generation;
-                let wait = self.dice.ms(20, 500);
-                let event =
-                    Event::Loaded { coordinator, worker, session, number, generation, owned };
-                self.after(wait, event);
-            }
-            Order::Release { stamp } => drop(of.generations.release(stamp)),
-            Order::Adopt { stamp, owned } => {
-                if let Some(held) = of.generations.admitting_mut(stamp) {
-                    held.extend(owned);
-                }
-            }
-            Order::Work(work) => {
-                let outcome = self.workers[worker].work(coordinator, &work, self.mutation)?;
-                if let Err(error) = &outcome {
-                    self.note(|| format!("w{worker} refuses {:?}: {}", work.fence, error.detail));
-                }
-                let twice = if self.dice.chance(10) { 2 } else { 1 };
-                for _ in 0..twice {
-                    let wait = self.dice.ms(1, 20) * if self.workers[worker].slow { 20 } else { 1 };
-                    let outcome = Box::new(outcome.clone());
-                    self.after(wait, Event::Reply { coordinator, worker, session, outcome });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn loaded(&mut self, coordinator: usize, worker: usize, numbers: [u64; 3], owned: Owned) {
-        let [session, number, generation] = numbers;
-        let Some(of) = self.workers[worker].sessions.get_mut(&coordinator) else { return };
-        if of.number == session && of.generations.ready(number, owned).is_ok() {
-            self.readied.insert((session, generation));
-            let wait = self.dice.ms(0, 8);
-            self.after(wait, Event::Ready { coordinator, worker, session, generation });
-        }
-    }
-
-    fn reply(
-        &mut self,
-        coordinator: usize,
-        worker: usize,
-        session: u64,
-        outcome: Box<Result<ExpertResult, WorkerError>>,
-    ) -> Result<(), String> {
-        if !self.workers[worker].is_alive() {
-            return Ok(());
-        }
-        if self.is_blocked(coordinator, worker, 1) {
-            self.after(BLOCKED, Event::Reply { coordinator, worker, session, outcome });
-            return Ok(());
-        }
-        // One of a session that has ended is mostly lost, and sometimes comes all the same.
-        let present = self.coordinators[coordinator].links[worker].session;
-        if present.is_none() || present != Some(session) && self.dice.chance(50) {
-            return Ok(());
-        }
-        let clock = self.clock(coordinator);
-        self.coordinators[coordinator].reply(worker, *outcome, self.mutation, clock);
-        self.settle(coordinator)
     }
 
     fn next_step(&mut self, coordinator: usize, epoch: u64) -> Result<(), String> {
