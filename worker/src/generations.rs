@@ -61,13 +61,12 @@ impl<A> Default for Generations<A> {
 
 impl<A> Generations<A> {
     /// An assignment arrives; it is loaded from now on. The number that names it, and what has to go for it: the assignment
-    /// of the same stamp, else, if the session is full, the older one that is not ready, else the oldest.
+    /// of the same stamp, else, if the session is full, the newer of the two. The older one is what the coordinator serves
+    /// by until it says Release, whatever else was ready meanwhile.
     pub fn begin(&mut self, stamp: Stamp) -> (u64, Option<(Stamp, Option<A>)>) {
         let same = self.held.iter().position(|held| held.stamp == stamp);
-        let gone = same.or_else(|| {
-            let full = self.held.len() >= HELD_MAX;
-            full.then(|| self.held.iter().position(|held| held.ready.is_none()).unwrap_or(0))
-        });
+        let newest = (0..self.held.len()).max_by_key(|&index| self.held[index].stamp);
+        let gone = same.or_else(|| newest.filter(|_| self.held.len() >= HELD_MAX));
         let gone = gone.map(|index| self.held.remove(index)).map(|held| (held.stamp, held.ready));
         self.begun += 1;
         let number = self.begun;

@@ -175,15 +175,24 @@ fn what_is_released_is_refused_and_gives_its_memory_back() {
 }
 
 #[test]
-fn a_third_assignment_gives_up_one_that_is_not_ready_or_the_oldest() {
+fn a_third_assignment_gives_up_the_newer_one() {
     let server = WorkerServer::start("w");
     let client = &mut RawClient::greeted(&server);
     let layer = moe_layers()[0].0;
     client.assign(assign(1, &[0])).unwrap();
     client.assign(assign(2, &[1])).unwrap();
     client.assign(assign(3, &[2])).unwrap();
-    assert_eq!(refused(client, work(1, layer, &[0])).0, ErrorCode::StaleFence, "the oldest");
-    assert_eq!(result(client, work(2, layer, &[1])), answer(layer, &[1]));
+    assert_eq!(
+        result(client, work(1, layer, &[0])),
+        answer(layer, &[0]),
+        "in force until released"
+    );
+    assert_eq!(
+        refused(client, work(2, layer, &[1])).0,
+        ErrorCode::StaleFence,
+        "never came into force"
+    );
+    assert_eq!(result(client, work(3, layer, &[2])), answer(layer, &[2]));
     client.ask(Ask::Release(Release { epoch: EPOCH, generation: 3 }));
     let slow = Slow::start(&server.core, assign(1, &[8, 9]));
     for generation in 4..100 {

@@ -25,13 +25,13 @@ fn check(came: &[(u64, bool)], expected: &[(u64, bool)]) {
 }
 
 #[test]
-fn a_third_assignment_takes_the_place_of_one_that_is_not_ready_or_the_oldest() {
+fn a_third_assignment_takes_the_place_of_the_newer_one() {
     check(&[(1, true)], &[(1, true)]);
     check(&[(1, true), (2, false)], &[(1, true), (2, false)]);
-    check(&[(1, true), (2, true), (3, false)], &[(2, true), (3, false)]);
+    check(&[(1, true), (2, true), (3, false)], &[(1, true), (3, false)]);
     check(&[(1, true), (2, false), (3, false)], &[(1, true), (3, false)]);
-    check(&[(1, false), (2, true), (3, true)], &[(2, true), (3, true)]);
-    check(&[(1, false), (2, false), (3, false)], &[(2, false), (3, false)]);
+    check(&[(1, false), (2, true), (3, true)], &[(1, false), (3, true)]);
+    check(&[(1, false), (2, false), (3, false)], &[(1, false), (3, false)]);
     check(&[(1, true), (2, false), (3, false), (4, false)], &[(1, true), (4, false)]);
 }
 
