@@ -75,7 +75,7 @@ enum Connection {
 }
 
 /// The switch of one coordinator.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Switch {
     patience: Duration,
     current: Option<Numbered>,
@@ -186,14 +186,24 @@ impl Switch {
         actions
     }
 
-    /// When [`Self::step_boundary`] could flip although nothing else happens; none if it waits for an event.
+    /// When [`Self::step_boundary`] will flip although nothing else happens; none if it waits for an event.
     pub fn due(&self) -> Option<Instant> {
-        let next = self.next.as_ref()?;
-        let until = |worker: usize| match self.connection(worker) {
-            Some(Connection::Away { since }) => Some(since + self.patience),
-            _ => None,
-        };
-        workers_of(&next.placement).into_iter().filter_map(until).max()
+        let workers = workers_of(&self.next.as_ref()?.placement);
+        let mut due = None;
+        for worker in workers {
+            match self.workers.get(&worker)? {
+                Worker { connection: Connection::Up { next: true, .. }, .. } => {}
+                Worker { connection: Connection::Up { .. }, stumbles } => {
+                    if *stumbles < STUMBLES_MAX {
+                        return None;
+                    }
+                }
+                Worker { connection: Connection::Away { since }, .. } => {
+                    due = due.max(Some(*since + self.patience));
+                }
+            }
+        }
+        due
     }
 
     fn can_serve(&self, next: &Numbered, now: Instant) -> bool {

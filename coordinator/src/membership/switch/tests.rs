@@ -86,8 +86,9 @@ fn a_worker_that_is_away_is_waited_for_a_while() {
     let now = Instant::now();
     let mut switch = serving(now, 1);
     switch.new_record(placed(2, &[0, 1], 1), now);
-    switch.ready(0, 2);
     switch.away(1, now);
+    assert_eq!(switch.due(), None, "worker 0 is loading, however long that takes");
+    switch.ready(0, 2);
     assert_eq!(switch.due(), Some(now + PATIENCE));
     assert_eq!(switch.step_boundary(now + PATIENCE - Duration::from_millis(1)), []);
     assert_eq!(switch.step_boundary(now + PATIENCE)[0], SwitchAction::Flip { generation: 2 });
@@ -210,6 +211,11 @@ proptest! {
                 }
             }
             prop_assert_eq!(switch.current().map_or(0, |n| n.generation), in_force);
+            // Whoever waits for that time finds that something happens then, and need not ask again and again.
+            if let Some(due) = switch.due() {
+                let mut later = switch.clone();
+                prop_assert!(!later.step_boundary(due).is_empty() && later.due().is_none());
+            }
             for worker in 0..4 {
                 prop_assert!(!switch.serves(worker) || ready.contains(&(worker, in_force)));
             }
