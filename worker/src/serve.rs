@@ -137,8 +137,9 @@ async fn drained(
     let time = shared.config.drain_timeout;
     tracing::info!(seconds = time.as_secs_f64(), "draining");
     shared.core.drain();
-    shared.drain.begin(time);
+    // Who is told and looks at the health of this worker sees the same there.
     health.set_not_serving::<ExpertServiceServer<NameOnly>>().await;
+    shared.drain.begin(time);
     if tokio::time::timeout(time, shared.seats.empty()).await.is_err() {
         tracing::warn!("coordinators still have streams at the end of the drain time");
     }
