@@ -224,7 +224,7 @@ fn serve_refuses_what_cannot_run() {
         |s| s.workers = Some(vec!["a:1".parse().unwrap(), "a:1".parse().unwrap()]),
         Some("twice"),
     );
-    check_serve(|s| s.layer_timeout = Some(Period::seconds(0)), Some("layer-timeout"));
+    check_serve(|s| s.layer_deadline = Some(Period::seconds(0)), Some("layer-deadline"));
     check_serve(|s| s.id = Some("a b".to_owned()), Some("\"a b\""));
     check_serve(|s| s.tls_ca = Some("ca".into()), Some("tls-cert and tls-key are missing"));
     check_serve(|s| s.api_tls_key = Some("key".into()), Some("api-tls-cert is missing"));
