@@ -98,7 +98,9 @@ impl Slow {
     fn start(core: &Arc<ExpertCore>, assign: Assign) -> Self {
         let gate = Arc::<Gate>::default();
         let (mut session, seen) = (core.session(), Arc::clone(&gate));
-        let thread = std::thread::spawn(move || session.assign(&assign, &*seen).unwrap());
+        let thread = std::thread::spawn(move || {
+            let _ready = session.assign(&assign, &*seen).unwrap();
+        });
         wait_until("the load to be under way", SOON, || gate.loaded.load(Relaxed) > 0);
         Self { gate, thread: Some(thread) }
     }
