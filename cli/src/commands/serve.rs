@@ -1,6 +1,6 @@
 //! `shimmer serve`: a coordinator until it is asked to stop.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use shimmer_coordinator::{
     api::{DoorCounters, ServerOptions, serve},
@@ -13,14 +13,14 @@ use shimmer_coordinator::{
 };
 use shimmer_kernels::Kernels;
 use shimmer_model::Container;
-use shimmer_proto::tls::Dialer;
+use shimmer_proto::{membership::records::CoordinatorRecord, tls::Dialer};
 use shimmer_worker::{bind, tier_options::ByteSize};
 use tokio::net::TcpListener;
 
 use super::{BUILD, cannot_listen, security};
 use crate::{
     block_on,
-    config::ServeConfig,
+    config::{ServeConfig, host_name, incarnation},
     error::Error,
     local::{OwnCopy, engine_terms, inference, kernels, refuse},
     logging,
@@ -52,8 +52,18 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let own = config.own_experts.map(|size| own_copy(&container, kernels, size, &config));
     let own = own.transpose()?;
     let store = config.store()?;
-    let workers =
-        RemoteWorkers::start(remote(&config, dialer), model, store, own).map_err(links)?;
+    let reached = config.cluster.as_ref().map(|cluster| cluster.advertised(address, &host_name()));
+    let settings = RemoteConfig {
+        announced: reached.as_ref().map(|reached| CoordinatorRecord {
+            address: reached.to_string(),
+            admin_address: String::new(),
+            container_digest: container.digest().to_owned(),
+            incarnation: incarnation(),
+        }),
+        ..remote(&config, address, dialer)
+    };
+    let id = settings.coordinator_id.clone();
+    let workers = RemoteWorkers::start(settings, model, store, own).map_err(links)?;
     let (status, links) = (workers.status(), workers.observer());
     let name =
         config.model_name.clone().unwrap_or_else(|| container.manifest().source.name.clone());
@@ -81,7 +91,10 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         let shutdown = shutdown::on_signal()?;
         let listener = TcpListener::from_std(listener)
             .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
-        tracing::info!(id = config.id, %address, isa = %kernels.isa(), threads = config.threads, "coordinator is listening");
+        if let (Some(cluster), Some(reached)) = (&config.cluster, &reached) {
+            cluster.warn_of(reached).await;
+        }
+        tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "coordinator is listening");
         output::line(&format!("listening on {address}"))?;
         let options = ServerOptions { door, counters, drain: config.drain_timeout.0 };
         let serving = serve(inference, listener, shutdown.clone(), options);
@@ -122,12 +135,22 @@ fn own_copy(
     Ok(Box::new(copy))
 }
 
-fn remote(config: &ServeConfig, dialer: Dialer) -> RemoteConfig {
+/// The name of this coordinator. Others of the same cluster may go by the default as well, and each needs a name of its own.
+fn id_of(config: &ServeConfig, listening: SocketAddr) -> String {
+    if config.cluster.is_none() || config.id != ServeConfig::DEFAULT_ID {
+        return config.id.clone();
+    }
+    let (id, port) = (&config.id, listening.port());
+    let host: String = host_name().chars().filter(char::is_ascii_graphic).take(40).collect();
+    format!("{id}-{host}-{port}")
+}
+
+fn remote(config: &ServeConfig, listening: SocketAddr, dialer: Dialer) -> RemoteConfig {
     let defaults = RemoteConfig::default();
     let layer_ceiling = config.layer_deadline.0;
     RemoteConfig {
         dialer,
-        coordinator_id: config.id.clone(),
+        coordinator_id: id_of(config, listening),
         build: BUILD.to_owned(),
         connect_timeout: config.connect_timeout.0,
         load_stall_timeout: config.load_stall_timeout.0,

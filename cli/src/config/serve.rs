@@ -51,7 +51,8 @@ settings_with_cluster! {
 
         /// Name of this coordinator in the workers' logs
         #[arg(long, env = "SHIMMER_ID", value_name = "NAME")]
-        id: String = "coordinator".to_owned(), because "one coordinator needs no better name";
+        id: String = ServeConfig::DEFAULT_ID.to_owned(),
+            because "one coordinator needs no better name; with a cluster, host name and port are added";
 
         /// CPU threads for arithmetic
         #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", allow_negative_numbers = true)]
@@ -363,6 +364,9 @@ impl ServeSettings {
 }
 
 impl ServeConfig {
+    /// The id of a coordinator that is given none.
+    pub const DEFAULT_ID: &'static str = "coordinator";
+
     /// Where this coordinator finds its workers: the etcd, or the list that was given.
     ///
     /// # Errors

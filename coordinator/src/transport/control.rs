@@ -38,6 +38,9 @@ use crate::{
 /// Wait before a write of a quarantine is tried again.
 const QUARANTINE_RETRY: Duration = Duration::from_secs(1);
 
+/// Least time from one look to the next without any news: a core that is never content must not take a whole processor.
+const LOOKS_APART: Duration = Duration::from_millis(5);
+
 /// Starts the thread; it ends at shutdown.
 pub(super) fn start(
     ground: Ground,
@@ -184,7 +187,7 @@ impl Control {
         complaints.extend(decision.hindrance.clone());
         self.complain(complaints);
         let wake = decision.wake.into_iter().chain(self.switch.due()).min();
-        (decision.duty, wake)
+        (decision.duty, wake.map(|wake| wake.max(now + LOOKS_APART)))
     }
 
     /// Tells the switch which sessions came, went, and are ready.

@@ -93,6 +93,10 @@ impl ExpertTransport for Gated {
         self.inner.adopt(worker, layer, experts)
     }
 
+    fn used(&mut self, layer: u32, expert: u32, rows: u32) {
+        self.inner.used(layer, expert, rows);
+    }
+
     fn contest(&mut self, worker: usize, layer: u32, experts: &[u32]) {
         self.inner.contest(worker, layer, experts);
     }
@@ -341,4 +345,68 @@ fn the_store_may_be_away_while_requests_run() {
     assert_eq!(finish(live.submit()), expected);
     live.store.start();
     assert_eq!(finish(live.submit()), expected);
+}
+
+#[test]
+fn two_coordinators_follow_one_placement_and_either_can_lead() {
+    let expected = undisturbed();
+    let store = MemoryCluster::new(Duration::from_secs(10));
+    let a = Registered::start(&store, "a");
+    let named = |id: &str| RemoteConfig { coordinator_id: id.to_owned(), ..eager() };
+    let one = Live::start(store.clone(), named("one"), &[]);
+    let two = Live::start(store.clone(), named("two"), &[]);
+    let leader = || store.snapshot().entries.get("leader").map(|entry| entry.value.clone());
+    assert_eq!(leader().as_deref(), Some("one"));
+    assert_eq!((finish(one.submit()), finish(two.submit())), (expected.clone(), expected.clone()));
+    let b = Registered::start(&store, "b");
+    for live in [&one, &two] {
+        live.wait("the second generation", |l| l.gates.generation.load(Ordering::SeqCst) == 2);
+    }
+    assert_eq!((finish(one.submit()), finish(two.submit())), (expected.clone(), expected.clone()));
+    assert!(a.works() > 0 && b.works() > 0);
+
+    // Who decides goes; the other one does from then on.
+    drop(one);
+    two.wait("the other one to lead", |_| leader().as_deref() == Some("two"));
+    let c = Registered::start(&store, "c");
+    two.wait("the third generation", |l| l.gates.generation.load(Ordering::SeqCst) == 3);
+    assert_eq!(finish(two.submit()), expected);
+    assert!(c.works() > 0);
+}
+
+#[test]
+fn a_worker_that_computes_differently_is_kept_out_until_it_is_readmitted() {
+    let expected = undisturbed();
+    let store = MemoryCluster::new(Duration::from_secs(10));
+    let workers = [Registered::start(&store, "a"), Registered::start(&store, "b")];
+    let mut remote = connect_by(eager(), Arc::new(store.member()), None);
+    bench::wait_complete(&remote);
+    remote.between_steps();
+    assert_eq!(bench::run_step(&mut remote, 1, 3).unwrap(), bench::expected_sums(3));
+    let before = remote.fence_base().1;
+    remote.quarantine(1, "expert 3 of layer 1 differs");
+    assert_eq!(remote.standing(1), Standing::Away, "at once");
+    let written = || store.snapshot().entries.get("quarantines/b").map(|e| e.value.clone());
+    wait_until("the record to be written", SOON, || written().is_some());
+    assert!(written().unwrap().contains("expert 3 of layer 1 differs"));
+    bench::wait_told(&remote, 1, "quarantined", "expert 3 of layer 1 differs");
+    wait_until("a placement without it", SOON, || {
+        remote.between_steps();
+        remote.fence_base().1 > before
+    });
+    assert_eq!(bench::run_step(&mut remote, 2, 3).unwrap(), bench::expected_sums(3));
+
+    // A coordinator that comes later keeps it out as well.
+    let late = RemoteConfig { coordinator_id: "late".to_owned(), ..eager() };
+    let late = Live::start(store.clone(), late, &[]);
+    assert_eq!(finish(late.submit()), expected);
+    assert_eq!(late.state("b"), "quarantined");
+    let readmit = Write::Delete { key: "quarantines/b".to_owned() };
+    store.member().write_now(&[], vec![readmit]).unwrap();
+    late.wait("it to be back", |live| live.state("b") == "serving");
+    let newest = before + 2;
+    late.wait("a placement with it", |l| l.gates.generation.load(Ordering::SeqCst) >= newest);
+    let before = workers[1].works();
+    assert_eq!(finish(late.submit()), expected);
+    assert!(workers[1].works() > before);
 }
