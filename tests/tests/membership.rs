@@ -1,5 +1,6 @@
 //! The membership store: what all kinds of it promise, and what a real etcd can do to it.
 
+mod cluster;
 mod conformance;
 mod etcd_faults;
 mod security;
