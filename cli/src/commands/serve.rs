@@ -1,6 +1,6 @@
 //! `shimmer serve`: a coordinator until it is asked to stop.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
 use shimmer_coordinator::{
     api::{DoorCounters, ServerOptions, serve},
@@ -13,9 +13,12 @@ use shimmer_coordinator::{
 };
 use shimmer_kernels::Kernels;
 use shimmer_model::Container;
-use shimmer_proto::{membership::records::CoordinatorRecord, tls::Dialer};
+use shimmer_proto::{
+    membership::{Snapshot, records::CoordinatorRecord},
+    tls::Dialer,
+};
 use shimmer_worker::{bind, tier_options::ByteSize};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 
 use super::{BUILD, cannot_listen, security};
 use crate::{
@@ -24,7 +27,7 @@ use crate::{
     error::Error,
     local::{OwnCopy, engine_terms, inference, kernels, refuse},
     logging,
-    metrics::{self, Metrics, Page},
+    metrics::{self, MembershipCollector, MembershipReport, Metrics, Page},
     output, shutdown,
 };
 
@@ -52,6 +55,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let own = config.own_experts.map(|size| own_copy(&container, kernels, size, &config));
     let own = own.transpose()?;
     let store = config.store()?;
+    let membership = store.watch();
     let reached = config.cluster.as_ref().map(|cluster| cluster.advertised(address, &host_name()));
     let settings = RemoteConfig {
         announced: reached.as_ref().map(|reached| CoordinatorRecord {
@@ -98,7 +102,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         output::line(&format!("listening on {address}"))?;
         let options = ServerOptions { door, counters, drain: config.drain_timeout.0 };
         let serving = serve(inference, listener, shutdown.clone(), options);
-        metrics::beside(serving, metrics, page(sources), shutdown)
+        metrics::beside(serving, metrics, page(sources, membership), shutdown)
             .await
             .map_err(|error| Error::failed("the coordinator stopped", error))?;
         tracing::info!("stopped");
@@ -112,13 +116,18 @@ fn cannot_journal(error: JournalError) -> Error {
         .with_hint("give a directory with --journal that this process may write, on a file system with hard links")
 }
 
-/// What the coordinator counts.
-fn page(sources: Sources) -> Page {
-    let json = sources.clone();
-    Page {
-        registry: metrics::registry(CoordinatorCollector(move || sources.report())),
-        json: Box::new(move || serde_json::json!(json.report())),
-    }
+/// What the coordinator counts, and how the store stands that it is in.
+fn page(sources: Sources, membership: watch::Receiver<Snapshot>) -> Page {
+    let (text, view) = (sources.clone(), membership.clone());
+    let mut registry = metrics::registry(CoordinatorCollector(move || text.report()));
+    registry.register_collector(Box::new(MembershipCollector(view)));
+    let json = move || {
+        let mut report = serde_json::json!(sources.report());
+        let membership = MembershipReport::of(&membership.borrow(), SystemTime::now());
+        report["membership"] = serde_json::json!(membership);
+        report
+    };
+    Page { registry, json: Box::new(json) }
 }
 
 /// The experts that this process can compute itself.
