@@ -181,8 +181,10 @@ impl Link {
     /// Waits until there is to be a connection; where to. None at shutdown.
     async fn called(&mut self) -> Option<(PeerAddress, Orders)> {
         let wanted = |orders: &Orders| orders.address.is_some() && orders.hold.is_none();
-        if let Some((state, detail)) = &self.orders.borrow().hold {
-            self.board.tell(self.worker, *state, detail.clone());
+        // Not borrowed while the board is told: it may have other orders for this seat.
+        let hold = self.orders.borrow().hold.clone();
+        if let Some((state, detail)) = hold {
+            self.board.tell(self.worker, state, detail);
         }
         let orders = tokio::select! {
             // The seat lives as long as the board, which this holds.

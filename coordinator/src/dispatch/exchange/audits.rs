@@ -78,6 +78,18 @@ impl Exchange {
         true
     }
 
+    /// Workers that were asked for the compared part, if this one is of a third opinion.
+    pub(super) fn disagreed(&self, part: usize) -> Vec<usize> {
+        let mut at = Some(part);
+        while let Some(part) = at {
+            if let Some(audit) = self.audits.iter().find(|audit| audit.third.contains(&part)) {
+                return self.plan.tried(audit.check);
+            }
+            at = self.plan.parts[part].parent;
+        }
+        Vec::new()
+    }
+
     /// Whether a part enters the sums by the verdict of an audit only.
     pub(super) fn is_audited(&self, part: usize) -> bool {
         self.audits.iter().any(|audit| audit.root == part && !audit.done)

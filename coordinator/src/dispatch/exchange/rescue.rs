@@ -109,11 +109,19 @@ impl Exchange {
         if own || !self.plan.parts[part].children.is_empty() {
             return;
         }
-        let tried = self.plan.tried(part);
+        let tried = self.asked(part);
         let check = self.plan.parts[part].check;
         let except = Except { tried: &tried, last_resorts: !check };
         let sent = self.cut_again(reach, part, except, false);
         self.counts.resent += sent as u64;
+    }
+
+    /// Workers that were asked for a part. For a third opinion also the other one of the two that disagree: it would only
+    /// repeat itself.
+    fn asked(&self, part: usize) -> Vec<usize> {
+        let mut asked = self.plan.tried(part);
+        asked.extend(self.disagreed(part));
+        asked
     }
 
     /// A worker whose memory is damaged says that arithmetic overflows when it does not: another one is asked before rows
@@ -164,7 +172,7 @@ impl Exchange {
         if !allowed || !self.plan.parts[part].children.is_empty() {
             return;
         }
-        let tried = self.plan.tried(part);
+        let tried = self.asked(part);
         let sent = self.cut_again(reach, part, Except { tried: &tried, last_resorts: false }, true);
         if sent > 0 {
             self.counts.hedged += 1;
