@@ -12,6 +12,9 @@ use tempfile::TempDir;
 
 use crate::{process::Process, wait::wait_until};
 
+/// Ports of nodes that have a host of their own.
+const CLIENT_PORT: u16 = 2379;
+const PEER_PORT: u16 = 2380;
 /// For a node to answer on a busy machine.
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -57,6 +60,8 @@ struct Node {
     host: String,
     client_port: u16,
     peer_port: u16,
+    /// What stands before its command; nothing on this host.
+    entry: Vec<String>,
     process: Option<Process>,
 }
 
@@ -72,6 +77,22 @@ impl Etcd {
         Self::start_with(count, |_, _| None)
     }
 
+    /// Starts a node on each of these hosts: its address, and what stands before a command that is to run there.
+    ///
+    /// # Panics
+    /// A node ends or does not answer.
+    pub fn start_on(hosts: impl IntoIterator<Item = (String, Vec<String>)>) -> Self {
+        let nodes = hosts.into_iter().enumerate().map(|(index, (host, entry))| Node {
+            name: format!("e{index}"),
+            host,
+            client_port: CLIENT_PORT,
+            peer_port: PEER_PORT,
+            entry,
+            process: None,
+        });
+        Self::run(nodes.collect(), |_, _| None)
+    }
+
     /// [`start`](Self::start) with certificates, made for these hosts in this directory.
     ///
     /// # Panics
@@ -80,7 +101,6 @@ impl Etcd {
         count: usize,
         certificates: impl FnOnce(&[String], &Path) -> Option<NodeTls>,
     ) -> Self {
-        let directory = TempDir::new().expect("a temporary directory can be made");
         let started = STARTED.fetch_add(1, Ordering::Relaxed);
         let nodes: Vec<Node> = (0..count)
             .map(|index| {
@@ -90,9 +110,18 @@ impl Etcd {
                 let last = usize::from(started) * 4 + index + 1;
                 let host = format!("127.{}.{low}.{}", 1 + high % 250, last % 250 + 1);
                 let [client_port, peer_port] = free_ports(&host);
-                Node { name: format!("e{index}"), host, client_port, peer_port, process: None }
+                let (name, entry) = (format!("e{index}"), Vec::new());
+                Node { name, host, client_port, peer_port, entry, process: None }
             })
             .collect();
+        Self::run(nodes, certificates)
+    }
+
+    fn run(
+        nodes: Vec<Node>,
+        certificates: impl FnOnce(&[String], &Path) -> Option<NodeTls>,
+    ) -> Self {
+        let directory = TempDir::new().expect("a temporary directory can be made");
         let hosts: Vec<String> = nodes.iter().map(|node| node.host.clone()).collect();
         let tls = certificates(&hosts, directory.path());
         let ctl = tls.iter().flat_map(|tls| {
@@ -100,7 +129,7 @@ impl Etcd {
                 .map(|(flag, path)| format!("{flag}={}", path.display()))
         });
         let mut etcd = Self { nodes, ctl: ctl.collect(), tls, directory };
-        for index in 0..count {
+        for index in 0..etcd.nodes.len() {
             etcd.launch(index);
         }
         etcd.wait_until_healthy();
@@ -231,8 +260,10 @@ impl Etcd {
             self.nodes.iter().map(|node| format!("{}={}", node.name, peer(node))).collect();
         let node = &self.nodes[index];
         let url = self.url(node);
-        let mut command = Command::new("etcd");
+        let mut words = node.entry.iter().map(String::as_str).chain(["etcd"]);
+        let mut command = Command::new(words.next().expect("there is always the program"));
         command
+            .args(words)
             .args(["--name", &node.name, "--data-dir"])
             .arg(self.data(index))
             .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])

@@ -7,6 +7,7 @@
 pub mod cell;
 pub mod deployment;
 pub mod echo;
+pub mod etcd_cell;
 pub mod fault;
 pub mod memory;
 pub mod network;

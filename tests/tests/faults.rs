@@ -21,19 +21,19 @@ fn check(fault: Fault, phase: Phase, workers: usize, replicas: usize) {
     let mut bench = Bench::new();
     bench.stopped = Duration::from_secs(4);
     let cell = Cell { fault, phase, workers, replicas };
-    let report = match bench.run(cell) {
-        Ok(report) => report,
+    let seen = match bench.run(cell) {
+        Ok(seen) => seen,
         Err(reason) => return println!("skipped: {cell}: {reason}"),
     };
     println!(
         "{cell}: stalls of at most {:?}, whole again after {:?}",
-        report.stall(100),
-        report.mended
+        seen.stall(100),
+        seen.mended
     );
-    assert_eq!((report.failed, report.differing), (0, 0), "{cell}: {:?}", report.failures);
-    assert!(report.struck, "{cell}: the fault was not met in its phase");
-    assert!(report.mended.is_some(), "{cell}: the cluster is not whole again");
-    assert!(report.stall(99) < STALL_MAX, "{cell}: a stall of {:?}", report.stall(99));
+    assert_eq!((seen.failed, seen.differing), (0, 0), "{cell}: {:?}", seen.failures);
+    assert!(seen.struck, "{cell}: the fault was not met in its phase");
+    assert!(seen.mended.is_some(), "{cell}: the cluster is not whole again");
+    assert!(seen.stall(99) < STALL_MAX, "{cell}: a stall of {:?}", seen.stall(99));
 }
 
 #[test]

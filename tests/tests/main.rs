@@ -8,8 +8,8 @@
 
 mod api;
 mod clients;
-mod elasticity;
 mod faults;
+mod hosts;
 mod kernels_f64;
 mod kernels_spec;
 mod membership;

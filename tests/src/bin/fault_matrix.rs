@@ -2,15 +2,14 @@
 //!
 //! `cargo run --release -p shimmer-tests --bin fault_matrix -- [--only TEXT] [--rounds N] [--stopped-ms N] [--out FILE]`
 //!
-//! Runs each cell whose name contains TEXT, each on a cluster of its own, and writes two tables in Markdown: one row per
-//! cell, and one per fault. It takes root, iproute2 and nftables. The exit code is 1 if anything was lost.
+//! Runs each cell whose name contains TEXT, each on a cluster of its own, and writes tables in Markdown: one row per fault,
+//! one per fault of etcd, and one per cell. It takes root, iproute2, nftables and etcd. The exit code is 1 if anything was
+//! lost.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a tool that prints its result")]
 
 use std::{
-    env,
-    fmt::Write as _,
-    fs,
+    env, fmt, fs,
     panic::{self, AssertUnwindSafe, catch_unwind},
     process::ExitCode,
     time::{Duration, Instant},
@@ -18,9 +17,14 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use shimmer_tests::lab::{
-    cell::{Bench, Cell, Phase, Report, percentile},
+    cell::{Bench, Cell, Phase, Seen, percentile},
+    etcd_cell::{EtcdCell, EtcdFault},
     fault::Fault,
 };
+
+/// How long the nodes of etcd stand still, and a worker whose lease is to expire.
+const STORE_STOPPED: Duration = Duration::from_secs(60);
+const LEASE_STOPPED: Duration = Duration::from_secs(12);
 
 struct Options {
     only: String,
@@ -58,38 +62,60 @@ fn cells() -> impl Iterator<Item = Cell> {
     })
 }
 
+fn etcd_cells() -> impl Iterator<Item = EtcdCell> {
+    EtcdFault::ALL.into_iter().flat_map(|fault| {
+        let stopped = match fault {
+            EtcdFault::AllStopped => STORE_STOPPED,
+            EtcdFault::LeaseExpired => LEASE_STOPPED,
+            EtcdFault::LeaderKilled | EtcdFault::Wiped => Duration::ZERO,
+        };
+        [Phase::Decode, Phase::Idle].map(|phase| EtcdCell { fault, phase, stopped })
+    })
+}
+
+/// Runs some cells, each so many times, and says what came of each.
+fn run<C: Copy + fmt::Display>(
+    cells: impl Iterator<Item = C>,
+    options: &Options,
+    runs: impl Fn(C) -> Result<Seen, String>,
+) -> (Vec<(C, Seen)>, usize) {
+    let (mut all, mut lost) = (Vec::new(), 0);
+    for cell in cells.filter(|cell| cell.to_string().contains(&options.only)) {
+        for _ in 0..options.rounds {
+            let begun = Instant::now();
+            // A process that ends where none should is a finding of its cell, and no reason to leave out the others.
+            match catch_unwind(AssertUnwindSafe(|| runs(cell))) {
+                Ok(Ok(seen)) => {
+                    println!("{cell}: {} ({:.1} s)", line(&seen), begun.elapsed().as_secs_f64());
+                    lost += usize::from(!seen.is_clean());
+                    all.push((cell, seen));
+                }
+                Ok(Err(reason)) => println!("skipped: {cell}: {reason}"),
+                Err(panic) => {
+                    let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+                    println!("BROKEN: {cell}: {}", text.lines().next().unwrap_or_default());
+                    lost += 1;
+                }
+            }
+        }
+    }
+    (all, lost)
+}
+
 fn main() -> Result<ExitCode> {
     let options = options()?;
     panic::set_hook(Box::new(|found| eprintln!("{found}")));
     let mut bench = Bench::new();
     bench.stopped = options.stopped.unwrap_or(bench.stopped);
-    let mut reports = Vec::new();
-    let mut broken = Vec::new();
-    for cell in cells().filter(|cell| cell.to_string().contains(&options.only)) {
-        for _ in 0..options.rounds {
-            let begun = Instant::now();
-            // A process that ends where none should is a finding of its cell, and no reason to leave out the others.
-            match catch_unwind(AssertUnwindSafe(|| bench.run(cell))) {
-                Ok(Ok(report)) => {
-                    println!("{} ({:.1} s)", line(&report), begun.elapsed().as_secs_f64());
-                    reports.push(report);
-                }
-                Ok(Err(reason)) => println!("skipped: {cell}: {reason}"),
-                Err(panic) => {
-                    let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-                    println!("BROKEN: {cell}: {text}");
-                    broken.push(cell);
-                }
-            }
-        }
-    }
-    let tables = by_fault(&reports) + "\n" + &by_cell(&reports);
+    let (of_workers, lost) = run(cells(), &options, |cell| bench.run(cell));
+    let (of_etcd, lost_of_etcd) = run(etcd_cells(), &options, |cell| cell.run(&bench));
+    let tables = [by_fault(&of_workers), by_etcd_cell(&of_etcd), by_cell(&of_workers)].join("\n");
     println!("\n{tables}");
     if let Some(out) = options.out {
         fs::write(&out, tables).with_context(|| out.clone())?;
     }
-    let lost = reports.iter().filter(|report| !report.is_clean()).count() + broken.len();
-    println!("{} runs, {lost} with losses", reports.len() + broken.len());
+    let lost = lost + lost_of_etcd;
+    println!("{} runs finished, {lost} with losses", of_workers.len() + of_etcd.len());
     Ok(if lost == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -97,73 +123,83 @@ fn ms(time: Duration) -> String {
     format!("{:.0}", time.as_secs_f64() * 1e3)
 }
 
-fn line(report: &Report) -> String {
-    let stalls = [50, 99, 100].map(|percent| ms(report.stall(percent))).join("/");
+fn stalls(times: &[Duration]) -> String {
+    [50, 99, 100].map(|percent| ms(percentile(times, percent))).join(", ")
+}
+
+fn line(seen: &Seen) -> String {
+    let Seen { requests, failed, differing, .. } = seen;
     let mut line = format!(
-        "{}: {} requests, {} failed, {} differ, stalls {stalls} ms",
-        report.cell, report.requests, report.failed, report.differing
+        "{requests} requests, {failed} failed, {differing} differ, stalls {} ms",
+        stalls(&seen.stalls)
     );
-    match report.mended {
+    match seen.mended {
         Some(time) => line += &format!(", whole after {} ms", ms(time)),
         None => line += ", NOT WHOLE AGAIN",
     }
-    if !report.struck {
+    if !seen.struck {
         line += ", MISSED";
     }
-    report.failures.iter().for_each(|failure| line += &format!("\n    {failure}"));
+    seen.failures.iter().for_each(|failure| line += &format!("\n    {failure}"));
     line
 }
 
-fn by_cell(reports: &[Report]) -> String {
-    let mut table = "| fault | phase | victim | copies | requests | failed | other bytes | stall p50 | p99 | max, ms | struck | whole again |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n".to_owned();
-    for report in reports {
-        let Cell { fault, phase, workers, replicas } = report.cell;
-        let [p50, p99, max] = [50, 99, 100].map(|percent| ms(report.stall(percent)));
+/// The columns of one cell, whatever it is of.
+fn columns(seen: &Seen) -> String {
+    let Seen { requests, failed, differing, .. } = seen;
+    let whole = seen.mended.map_or("no".to_owned(), |time| format!("{} ms", ms(time)));
+    let struck = if seen.struck { "yes" } else { "no" };
+    format!("{requests} | {failed} | {differing} | {} | {struck} | {whole}", stalls(&seen.stalls))
+}
+
+fn by_cell(all: &[(Cell, Seen)]) -> String {
+    let mut table = "| fault | phase | victim | copies | requests | failed | other bytes | added stall p50, p99, max, ms | struck | whole again |\n|---|---|---|---|---|---|---|---|---|---|\n".to_owned();
+    for (cell, seen) in all {
+        let Cell { fault, phase, workers, replicas } = cell;
         let (fault, phase) = (fault.name(), phase.name());
-        let whole = report.mended.map_or("no".to_owned(), |time| format!("{} ms", ms(time)));
-        let struck = if report.struck { "yes" } else { "no" };
-        let Report { requests, failed, differing, .. } = report;
-        writeln!(
-            table,
-            "| {fault} | {phase} | 1 of {workers} | {replicas} | {requests} | {failed} | {differing} | {p50} | {p99} | {max} | {struck} | {whole} |"
-        )
-        .expect("a string takes everything");
+        table +=
+            &format!("| {fault} | {phase} | 1 of {workers} | {replicas} | {} |\n", columns(seen));
     }
     table
 }
 
-fn by_fault(reports: &[Report]) -> String {
-    let mut table = "| fault | copies | runs | requests | failed | other bytes | prefill p50, p99, max | decode | idle, ms |\n|---|---|---|---|---|---|---|---|---|\n".to_owned();
+fn by_etcd_cell(all: &[(EtcdCell, Seen)]) -> String {
+    let mut table = "| etcd | phase | requests | failed | other bytes | added stall p50, p99, max, ms | struck | another worker serves |\n|---|---|---|---|---|---|---|---|\n".to_owned();
+    for (cell, seen) in all {
+        table +=
+            &format!("| {} | {} | {} |\n", cell.fault.name(), cell.phase.name(), columns(seen));
+    }
+    table
+}
+
+fn by_fault(all: &[(Cell, Seen)]) -> String {
+    let mut table = "| fault | copies | runs | requests | failed | other bytes | prefill: added stall p50, p99, max, ms | decode | idle |\n|---|---|---|---|---|---|---|---|---|\n".to_owned();
     for fault in Fault::ALL {
         for replicas in [1, 2] {
-            let of_row: Vec<&Report> = reports
+            let row: Vec<&(Cell, Seen)> = all
                 .iter()
-                .filter(|report| report.cell.fault == fault && report.cell.replicas == replicas)
+                .filter(|(cell, _)| cell.fault == fault && cell.replicas == replicas)
                 .collect();
-            if of_row.is_empty() {
+            if row.is_empty() {
                 continue;
             }
             let total =
-                |count: fn(&Report) -> usize| of_row.iter().map(|r| count(r)).sum::<usize>();
-            let stalls = Phase::ALL.map(|phase| {
-                let stalls: Vec<Duration> = of_row
-                    .iter()
-                    .filter(|report| report.cell.phase == phase)
-                    .flat_map(|report| report.stalls.iter().copied())
-                    .collect();
-                [50, 99, 100].map(|percent| ms(percentile(&stalls, percent))).join(", ")
+                |count: fn(&Seen) -> usize| row.iter().map(|(_, seen)| count(seen)).sum::<usize>();
+            let of_phases = Phase::ALL.map(|phase| {
+                let of_phase = row.iter().filter(|(cell, _)| cell.phase == phase);
+                let times: Vec<Duration> =
+                    of_phase.flat_map(|(_, seen)| seen.stalls.iter().copied()).collect();
+                stalls(&times)
             });
-            writeln!(
-                table,
-                "| {} | {replicas} | {} | {} | {} | {} | {} |",
+            table += &format!(
+                "| {} | {replicas} | {} | {} | {} | {} | {} |\n",
                 fault.name(),
-                of_row.len(),
-                total(|report| report.requests),
-                total(|report| report.failed),
-                total(|report| report.differing),
-                stalls.join(" | ")
-            )
-            .expect("a string takes everything");
+                row.len(),
+                total(|seen| seen.requests),
+                total(|seen| seen.failed),
+                total(|seen| seen.differing),
+                of_phases.join(" | ")
+            );
         }
     }
     table

@@ -81,14 +81,12 @@ impl fmt::Display for Cell {
     }
 }
 
-/// What came of a run.
+/// What clients saw of a fault.
 #[derive(Debug)]
-pub struct Report {
-    /// Its conditions.
-    pub cell: Cell,
+pub struct Seen {
     /// Requests that ran when the fault came.
     pub requests: usize,
-    /// How those ended that failed.
+    /// How those ended that failed; before, during or after the fault.
     pub failures: BTreeSet<String>,
     /// Number of those.
     pub failed: usize,
@@ -98,11 +96,11 @@ pub struct Report {
     pub struck: bool,
     /// For each finished request, by how much the longest delay of an event grew.
     pub stalls: Vec<Duration>,
-    /// What became of the victim when the fault was over, and after how long; none if the cluster was not whole again.
+    /// How long the cluster took to be whole when the fault was over; none if it was not.
     pub mended: Option<Duration>,
 }
 
-impl Report {
+impl Seen {
     /// Nothing was lost and no byte is another one.
     pub fn is_clean(&self) -> bool {
         self.failed == 0 && self.differing == 0 && self.struck && self.mended.is_some()
@@ -177,6 +175,8 @@ impl Bench {
             args.extend(["--replicas", &copies]);
         }
         Plan {
+            etcd: 0,
+            member_args: Vec::new(),
             container: self.container.clone(),
             workers: vec![WorkerPlan::default(); workers],
             args: args.into_iter().map(str::to_owned).collect(),
@@ -190,54 +190,74 @@ impl Bench {
     ///
     /// # Panics
     /// The cluster does not start.
-    pub fn run(&self, cell: Cell) -> Result<Report, String> {
+    pub fn run(&self, cell: Cell) -> Result<Seen, String> {
         let victim = 0;
         let mut plan = self.plan(cell.workers, cell.replicas);
         let trap = Trap::prepare(cell.fault, victim, &mut plan)?;
         let mut cluster = Deployment::start(&plan)?;
-        let workload = match cell.phase {
+        // A slab is compared when it is read for the first time: nothing may run before its bit flips.
+        let warm = cell.fault != Fault::FlippedSlab;
+        Ok(self.watch(&mut cluster, cell.phase, warm, |cluster| {
+            let aimed = trap.aim(cluster);
+            move |cluster: &mut Deployment| {
+                let lasting = aimed.strike(cluster);
+                move |cluster: &mut Deployment| {
+                    let met = lasting.was_met(cluster);
+                    lasting.end(cluster, self.stopped);
+                    let mended = mended(cluster, cell.fault, victim);
+                    (met, mended)
+                }
+            }
+        }))
+    }
+
+    /// Runs the workload of a phase before, during and after something. `aim` prepares it, what that returns lets it happen,
+    /// and what that returns ends it, and says whether it was met and how long the cluster took to be whole again.
+    pub(super) fn watch<Strike, End>(
+        &self,
+        cluster: &mut Deployment,
+        phase: Phase,
+        warm: bool,
+        aim: impl FnOnce(&mut Deployment) -> Strike,
+    ) -> Seen
+    where
+        Strike: FnOnce(&mut Deployment) -> End + Send,
+        End: FnOnce(&mut Deployment) -> (bool, Option<Duration>) + Send,
+    {
+        let workload = match phase {
             Phase::Prefill => &self.prefill,
             Phase::Decode | Phase::Idle => &self.decode,
         };
         let quiet = |cluster: &mut Deployment| cluster.run(&workload.jobs, |_, _| ()).0;
-        // A slab is compared when it is read for the first time: nothing may run before its bit flips.
-        let before = (cell.fault != Fault::FlippedSlab).then(|| quiet(&mut cluster));
+        let before = warm.then(|| quiet(cluster));
 
-        let aimed = trap.aim(&cluster);
-        let (during, (lasting, in_time)) = if cell.phase == Phase::Idle {
-            let lasting = aimed.strike(&mut cluster);
-            (quiet(&mut cluster), (lasting, true))
+        let strike = aim(cluster);
+        let (during, (end, in_time)) = if phase == Phase::Idle {
+            let end = strike(cluster);
+            (quiet(cluster), (end, true))
         } else {
             cluster.run(&workload.jobs, |cluster, progress| {
-                wait_for_phase(cell.phase, progress);
-                let lasting = aimed.strike(cluster);
-                (lasting, is_in_phase(cell.phase, progress))
+                wait_for_phase(phase, progress);
+                let end = strike(cluster);
+                (end, is_in_phase(phase, progress))
             })
         };
-        let struck = in_time && lasting.was_met(&cluster);
-
-        lasting.end(&mut cluster, self.stopped);
-        let mended = mended(&cluster, cell.fault, victim);
-        let after = quiet(&mut cluster);
+        let (met, mended) = end(cluster);
+        let after = quiet(cluster);
 
         let undisturbed = before.as_ref().unwrap_or(&after);
-        let failures = during.iter().filter_map(|timed| timed.outcome.as_ref().err());
-        let quiet_runs = before.iter().flatten().chain(&after);
-        let quiet_failures = quiet_runs.clone().filter_map(|timed| timed.outcome.as_ref().err());
-        let all_runs = [before.as_deref().unwrap_or_default(), &during, &after];
-        Ok(Report {
-            cell,
+        let all = [before.as_deref().unwrap_or_default(), &during, &after];
+        let failures =
+            all.iter().copied().flatten().filter_map(|timed| timed.outcome.as_ref().err());
+        Seen {
             requests: during.len(),
-            failed: failures.clone().count() + quiet_failures.clone().count(),
-            failures: failures
-                .chain(quiet_failures)
-                .map(|status| status.message().to_owned())
-                .collect(),
-            differing: all_runs.iter().map(|run| differing(run, &workload.expected)).sum(),
-            struck,
+            failed: failures.clone().count(),
+            failures: failures.map(|status| status.message().to_owned()).collect(),
+            differing: all.iter().map(|run| differing(run, &workload.expected)).sum(),
+            struck: met && in_time,
             stalls: stalls(&during, undisturbed),
             mended,
-        })
+        }
     }
 }
 

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     client,
+    etcd::{self, Etcd},
     process::{Process, shimmer_binary, without_variables},
     wait::wait_for,
     workload::Job,
@@ -58,6 +59,10 @@ pub struct Plan {
     pub workers: Vec<WorkerPlan>,
     /// Further flags of the coordinator.
     pub args: Vec<String>,
+    /// Nodes of an etcd on hosts of their own, in which members find each other; without one the coordinator has a list.
+    pub etcd: usize,
+    /// Further flags of everybody.
+    pub member_args: Vec<String>,
 }
 
 /// A worker and its host.
@@ -69,7 +74,11 @@ pub struct Worker {
     pub host: usize,
     /// The proxy before it, if it was planned.
     pub wire: Option<Wire>,
+    /// Where the coordinator reaches it.
+    address: String,
     plan: WorkerPlan,
+    /// All flags beside those of its role.
+    args: Vec<String>,
     process: Option<Process>,
 }
 
@@ -79,6 +88,7 @@ pub struct Deployment {
     // Fields drop in order: the coordinator first, so that it does not log the loss of its workers.
     coordinator: Process,
     workers: Vec<Worker>,
+    etcd: Option<Etcd>,
     container: PathBuf,
     runtime: Runtime,
     network: Network,
@@ -94,24 +104,40 @@ impl Deployment {
     /// # Panics
     /// A process ends, or the cluster is not ready within a minute.
     pub fn start(plan: &Plan) -> Result<Self, String> {
-        let network = Network::new(plan.workers.len() + 1)?;
+        if plan.etcd > 0 && !etcd::available() {
+            return Err("etcd is not installed".to_owned());
+        }
+        let first_node = plan.workers.len() + 1;
+        let network = Network::new(first_node + plan.etcd)?;
         let directory = TempDir::new().expect("a temporary directory can be made");
-        let mut workers: Vec<Worker> = (plan.workers.iter().enumerate())
-            .map(|(index, worker)| {
-                start_worker(&network, index, worker, &plan.container, directory.path())
+        let etcd = (plan.etcd > 0).then(|| {
+            let hosts = first_node..first_node + plan.etcd;
+            Etcd::start_on(
+                hosts.map(|host| (network.address(host).to_string(), network.entry(host))),
+            )
+        });
+        let member: Vec<String> = etcd
+            .iter()
+            .flat_map(|etcd| {
+                let urls = etcd.urls().join(",");
+                ["--cluster".to_owned(), "lab".to_owned(), "--etcd".to_owned(), urls]
             })
+            .chain(plan.member_args.iter().cloned())
             .collect();
+        let mut workers: Vec<Worker> = (plan.workers.iter().enumerate())
+            .map(|(index, worker)| Worker::new(&network, index, worker, &member))
+            .collect();
+        for worker in workers.iter_mut().filter(|worker| !worker.plan.late) {
+            worker.launch(&network, &plan.container, directory.path());
+        }
         for process in workers.iter_mut().filter_map(|worker| worker.process.as_mut()) {
             process.listening_port(START_DEADLINE);
         }
-        let listed: Vec<String> = workers
-            .iter()
-            .map(|worker| match &worker.wire {
-                Some(wire) => wire.address().to_string(),
-                None => format!("{}:{WORKER_PORT}", network.address(worker.host)),
-            })
-            .collect();
-        let mut args = vec!["--workers".to_owned(), listed.join(",")];
+        let mut args = member.clone();
+        if etcd.is_none() {
+            let addresses: Vec<&str> = workers.iter().map(|worker| &worker.address[..]).collect();
+            args.extend(["--workers".to_owned(), addresses.join(",")]);
+        }
         args.extend(plan.args.iter().cloned());
         let mut coordinator = start(
             &network,
@@ -129,7 +155,8 @@ impl Deployment {
             .build()
             .expect("a runtime starts");
         let container = plan.container.clone();
-        let mut deployment = Self { coordinator, workers, container, runtime, network, directory };
+        let mut deployment =
+            Self { coordinator, workers, etcd, container, runtime, network, directory };
         deployment.wait_until_serving(plan.workers.iter().filter(|worker| !worker.late).count());
         Ok(deployment)
     }
@@ -231,10 +258,15 @@ impl Deployment {
     /// # Panics
     /// The process cannot be started.
     pub fn launch_worker(&mut self, index: usize) {
-        let worker = &mut self.workers[index];
-        drop(worker.process.take());
-        let (container, logs) = (&self.container, self.directory.path());
-        worker.process = Some(worker_process(&self.network, index, &worker.plan, container, logs));
+        self.workers[index].launch(&self.network, &self.container, self.directory.path());
+    }
+
+    /// The etcd that was planned.
+    ///
+    /// # Panics
+    /// None was.
+    pub fn etcd(&mut self) -> &mut Etcd {
+        self.etcd.as_mut().expect("an etcd was planned")
     }
 
     /// Where clients connect.
@@ -244,6 +276,28 @@ impl Deployment {
 }
 
 impl Worker {
+    fn new(network: &Network, index: usize, plan: &WorkerPlan, member: &[String]) -> Self {
+        let host = index + 1;
+        let target = SocketAddr::from((network.address(host), WORKER_PORT));
+        let wire = plan.wire.map(|delay| Wire::new(network.outside().into(), target, delay));
+        let address = wire.as_ref().map_or(target, Wire::address).to_string();
+        let mut args = plan.args.clone();
+        if !member.is_empty() {
+            args.extend(member.iter().cloned());
+            args.extend(["--advertise".to_owned(), address.clone()]);
+        }
+        let id = format!("worker-{index}");
+        Self { id, host, address, wire, plan: plan.clone(), args, process: None }
+    }
+
+    fn launch(&mut self, network: &Network, container: &Path, logs: &Path) {
+        drop(self.process.take());
+        let container = self.plan.container.as_deref().unwrap_or(container);
+        let role = Role { name: &self.id, command: "worker", port: WORKER_PORT };
+        self.process =
+            Some(start(network, self.host, &role, container, &self.args, &self.plan.envs, logs));
+    }
+
     /// Its process.
     ///
     /// # Panics
@@ -261,37 +315,6 @@ struct Role<'a> {
     name: &'a str,
     command: &'a str,
     port: u16,
-}
-
-fn start_worker(
-    network: &Network,
-    index: usize,
-    plan: &WorkerPlan,
-    container: &Path,
-    logs: &Path,
-) -> Worker {
-    let host = index + 1;
-    let process = (!plan.late).then(|| worker_process(network, index, plan, container, logs));
-    let target = (network.address(host), WORKER_PORT).into();
-    let wire = plan.wire.map(|delay| Wire::new(network.outside().into(), target, delay));
-    Worker { id: worker_id(index), host, process, wire, plan: plan.clone() }
-}
-
-fn worker_id(index: usize) -> String {
-    format!("worker-{index}")
-}
-
-fn worker_process(
-    network: &Network,
-    index: usize,
-    plan: &WorkerPlan,
-    container: &Path,
-    logs: &Path,
-) -> Process {
-    let container = plan.container.as_deref().unwrap_or(container);
-    let name = worker_id(index);
-    let role = Role { name: &name, command: "worker", port: WORKER_PORT };
-    start(network, index + 1, &role, container, &plan.args, &plan.envs, logs)
 }
 
 fn start(

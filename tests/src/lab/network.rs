@@ -117,9 +117,15 @@ impl Network {
         self.inside(&self.namespace(host), program)
     }
 
+    /// What stands before a command that is to run on a host.
+    pub fn entry(&self, host: usize) -> Vec<String> {
+        entry(&self.namespace(host))
+    }
+
     fn inside(&self, namespace: &str, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--net={NAMES}/{namespace}")).arg("--").arg(program);
+        let [enter, rest @ ..] = &entry(namespace)[..] else { unreachable!("it is not empty") };
+        let mut command = Command::new(enter);
+        command.args(rest).arg(program);
         command
     }
 
@@ -194,6 +200,10 @@ impl Drop for Network {
             }
         }
     }
+}
+
+fn entry(namespace: &str) -> Vec<String> {
+    vec!["nsenter".to_owned(), format!("--net={NAMES}/{namespace}"), "--".to_owned()]
 }
 
 /// A host's end at the bridge.

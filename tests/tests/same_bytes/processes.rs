@@ -2,8 +2,12 @@
 
 use std::path::Path;
 
+use shimmer_model::tiny::{Preset, TinyOptions};
 use shimmer_tests::{
     cluster::{Cluster, ClusterOptions, WorkerOptions},
+    in_process::InProcess,
+    models::TinyModel,
+    random,
     workload::{Job, Outcome, mixed},
 };
 
@@ -56,6 +60,27 @@ fn one_two_and_three_workers() {
         let condition = format!("worker processes of weights {weights:?}");
         check(&condition, &mixed_workers(&container, weights), &jobs, &expected);
     }
+}
+
+/// Step by step through thousands of positions, to the very end of the context.
+#[test]
+fn a_prompt_of_thousands_fills_the_context() {
+    const CONTEXT: usize = 4096;
+    let config = [("max_position_embeddings".to_owned(), CONTEXT.into())].into_iter().collect();
+    let options = TinyOptions { config, ..TinyOptions::default() };
+    let model = TinyModel::with_options(Preset::Qwen3Moe, &options);
+    let container = model.container(default_class());
+    let mut job = mixed(VOCABULARY).remove(2);
+    job.prompt = random::tokens(9, CONTEXT - 6, VOCABULARY);
+    job.max_tokens = 6;
+    let expected = InProcess::start(&container).run(&job);
+    let cluster = Cluster::start(&ClusterOptions::new(&container, 2));
+    let found = outcomes(&cluster, std::slice::from_ref(&job), false);
+    assert_same("a context of thousands", &found, &[expected]);
+    // One more token than there is room for ends where the context does.
+    job.prompt.push(1);
+    let generation = cluster.generate(job.request()).unwrap();
+    assert_eq!(generation.tokens.len(), 5);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Workers that come and go while a stream runs, on hosts of their own.
+//! Workers on hosts of their own: they work at the same time, and come and go while a stream runs.
 
 use std::time::{Duration, Instant};
 
@@ -57,4 +57,28 @@ fn a_worker_joins_takes_load_and_leaves_during_a_stream_of_300_tokens() {
     });
     println!("takes load after {joined:.1?}, has handed over after {left:.1?}");
     assert_eq!(timed[0].outcome.as_ref().map_err(ToString::to_string), Ok(&expected));
+}
+
+/// Time from the first token to the last with so many workers behind slow lines.
+fn decode_time(bench: &Bench, job: &Job, workers: usize) -> Result<Duration, String> {
+    let mut plan = bench.plan(workers, 1);
+    plan.workers.iter_mut().for_each(|worker| worker.wire = Some(2 * DELAY));
+    let mut cluster = Deployment::start(&plan)?;
+    let (timed, ()) = cluster.run(std::slice::from_ref(job), |_, _| ());
+    assert!(timed[0].outcome.is_ok(), "{:?}", timed[0].outcome);
+    // Behind the first two, which are the start and the prompt.
+    Ok(timed[0].gaps[2..].iter().sum())
+}
+
+#[test]
+fn hosts_work_at_the_same_time() {
+    let bench = Bench::new();
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    let job = Job { prompt: vec![7, 77, 3], max_tokens: 24, sampling };
+    let (one, three) = match (decode_time(&bench, &job, 1), decode_time(&bench, &job, 3)) {
+        (Ok(one), Ok(three)) => (one, three),
+        (Err(reason), _) | (_, Err(reason)) => return println!("skipped: several hosts: {reason}"),
+    };
+    println!("{one:.1?} with one worker behind a slow line, {three:.1?} with three");
+    assert!(three < one * 3 / 2, "{three:?} with three workers, {one:?} with one");
 }
