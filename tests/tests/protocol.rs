@@ -8,5 +8,6 @@ mod frames;
 mod generations;
 mod hello;
 mod meddler;
+mod memory;
 mod raw;
 mod transport;

@@ -6,13 +6,16 @@
 
 mod available;
 mod groups;
+mod messages;
 mod terms;
 mod work;
 
 use std::fmt;
 
 pub use available::{Available, anonymous_bytes};
+pub use messages::MessageShape;
 pub use terms::{Budget, Kind, Term};
+pub(crate) use work::SMALL_ROWS;
 pub use work::{STEP_ROWS, WorkShape};
 
 /// The limit that binds.

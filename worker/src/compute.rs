@@ -88,7 +88,7 @@ fn apply(
             let detail = error.to_string();
             WorkerError { expert, ..refusal(ErrorCode::Internal, work.fence, detail) }
         })?;
-        core.with_scratch(|scratch| {
+        core.with_scratch(indices.len(), |scratch| {
             core.kernels().expert(&view, &space.rows, indices, out, scratch)
         });
         Ok(())

@@ -15,7 +15,7 @@ use shimmer_proto::{
 use tokio::sync::watch;
 
 use crate::{
-    budget::{Budget, RamBudget, STEP_ROWS},
+    budget::{Budget, MessageShape, RamBudget, SMALL_ROWS, STEP_ROWS},
     counters::Counters,
     error::Error,
     guard::{MemoryGuard, SystemProbe},
@@ -40,6 +40,8 @@ pub struct WorkerConfig {
     pub weight: f64,
     /// Where experts live.
     pub tiers: TierOptions,
+    /// Coordinators that may have a stream at the same time: memory is kept for the messages of so many.
+    pub coordinators: usize,
     /// Compute threads of a pool of its own. Ignored when `pool` is given.
     pub threads: usize,
     /// A pool to compute on, for a worker inside another process.
@@ -65,7 +67,8 @@ pub struct ExpertCore {
     format: ActivationFormat,
     counters: Arc<Counters>,
     draining: AtomicBool,
-    scratch: Mutex<Vec<ExpertScratch>>,
+    /// Buffers of small works, then those of larger ones.
+    scratch: [Mutex<Vec<ExpertScratch>>; 2],
     pub(crate) sums: Arc<Buffers<i64>>,
     pub(crate) outputs: Arc<Buffers<f32>>,
 }
@@ -84,7 +87,8 @@ impl ExpertCore {
         kernels: Kernels,
         config: WorkerConfig,
     ) -> Result<Arc<Self>, Error> {
-        let budget = Budget::of_worker(&container, &config.tiers, config.threads)?;
+        let budget =
+            Budget::of_worker(&container, &config.tiers, config.threads, config.coordinators)?;
         budget.log();
         let guard = Arc::new(MemoryGuard::new(&budget, Box::new(SystemProbe)));
         // More rows come in parts of that size, so that buffers never outgrow what was priced.
@@ -137,6 +141,9 @@ impl ExpertCore {
         if !(config.weight > 0.0 && config.weight.is_finite()) {
             return Err(setting("weight", &config.weight, "expected a number above 0"));
         }
+        if config.coordinators == 0 {
+            return Err(setting("max-coordinators", &0, "expected at least 1"));
+        }
         if config.threads == 0 {
             return Err(setting("threads", &0, "expected at least 1"));
         }
@@ -170,9 +177,11 @@ impl ExpertCore {
             open,
             guard: Some(guard),
         })?);
+        let (rows, hidden) = (max_rows as usize, model.hidden_size);
+        let experts_per_row = model.gating.map_or(0, |gating| gating.top_k);
         Ok(Arc::new(Self {
             max_rows,
-            hidden: model.hidden_size,
+            hidden,
             format: container.manifest().numeric_class.expert_activations(),
             container,
             kernels,
@@ -183,9 +192,9 @@ impl ExpertCore {
             layers,
             counters: Arc::default(),
             draining: AtomicBool::new(false),
-            scratch: Mutex::default(),
-            sums: Buffers::new(),
-            outputs: Buffers::new(),
+            scratch: Default::default(),
+            sums: Buffers::new(rows * hidden),
+            outputs: Buffers::new(rows * experts_per_row * hidden),
         }))
     }
 
@@ -216,7 +225,10 @@ impl ExpertCore {
             host: self.config.host.clone(),
             draining: self.draining.load(Relaxed),
             identity: Some(self.identity()),
-            limits: Some(Limits { max_rows: self.max_rows, ..limits::announced() }),
+            limits: Some(Limits {
+                max_rows: self.max_rows,
+                max_message_bytes: self.messages().request as u64,
+            }),
             worker_id: self.config.id.clone(),
             weight: self.config.weight,
             ram_budget_bytes: self.budget.bytes,
@@ -235,6 +247,16 @@ impl ExpertCore {
     /// Most rows of one work.
     pub(crate) fn max_rows(&self) -> u32 {
         self.max_rows
+    }
+
+    /// Coordinators that may have a stream at the same time.
+    pub(crate) fn coordinators(&self) -> usize {
+        self.config.coordinators
+    }
+
+    /// How large messages may be.
+    pub(crate) fn messages(&self) -> MessageShape {
+        MessageShape::of(self.container.config(), self.max_rows)
     }
 
     /// Bytes of the outputs and sums of a work.
@@ -330,10 +352,16 @@ impl ExpertCore {
         }
     }
 
-    /// Runs with buffers of the expert function that nobody else uses. They are not bound to a thread, because a thread
-    /// that waits inside a fork-join takes other work meanwhile.
-    pub(crate) fn with_scratch<R>(&self, run: impl FnOnce(&mut ExpertScratch) -> R) -> R {
-        let take = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Runs with buffers of the expert function, for so many rows, that nobody else uses. They are not bound to a thread,
+    /// because a thread that waits inside a fork-join takes other work meanwhile. Large ones stay with the threads that compute
+    /// large works: were they given to whoever comes, each connection would hold one in the end.
+    pub(crate) fn with_scratch<R>(
+        &self,
+        rows: usize,
+        run: impl FnOnce(&mut ExpertScratch) -> R,
+    ) -> R {
+        let pool = &self.scratch[usize::from(rows > SMALL_ROWS)];
+        let take = || pool.lock().unwrap_or_else(PoisonError::into_inner);
         let mut scratch = take().pop().unwrap_or_default();
         let result = run(&mut scratch);
         take().push(scratch);

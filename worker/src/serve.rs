@@ -48,8 +48,6 @@ pub struct ServeConfig {
     pub handshake_timeout: Duration,
     /// A new connection must make a call, and a new stream send its hello, within this time.
     pub hello_timeout: Duration,
-    /// Coordinators that have a stream at the same time; the hello of more is refused.
-    pub max_coordinators: usize,
     /// At shutdown, coordinators have this long to end their streams.
     pub drain_timeout: Duration,
 }
@@ -63,7 +61,6 @@ impl Default for ServeConfig {
             // Two round trips and a signature; what takes longer only holds a thread.
             handshake_timeout: Duration::from_secs(5),
             hello_timeout: Duration::from_secs(10),
-            max_coordinators: 64,
             drain_timeout: Duration::from_secs(10),
         }
     }
@@ -105,7 +102,8 @@ pub async fn serve(
     let health_service = HealthServer::new(HealthService::from_health_reporter(health.clone()));
     health.set_serving::<ExpertServiceServer<NameOnly>>().await;
     let room = Arc::new(WorkRoom::of(&core));
-    let (drain, seats) = (Arc::new(Drain::default()), Seats::new(config.max_coordinators));
+    // The hello of more is refused, because there is no memory for their messages.
+    let (drain, seats) = (Arc::new(Drain::default()), Seats::new(core.coordinators()));
     let limit = config.handshake_timeout.min(config.hello_timeout);
     let acceptor = Acceptor::new(config.tls.clone(), limit);
     let shared =

@@ -164,7 +164,7 @@ impl ExpertSession {
                 1,
                 core.hidden(),
             );
-            core.with_scratch(|scratch| {
+            core.with_scratch(1, |scratch| {
                 core.kernels().expert(&view, rows, &[0], &mut output, scratch)
             });
         });

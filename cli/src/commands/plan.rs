@@ -7,7 +7,7 @@ use shimmer_worker::{budget::Kind, placement::TierPlan};
 
 use super::size;
 use crate::{
-    config::{PlanConfig, PlanSettings},
+    config::{InProcess, PlanConfig, PlanSettings},
     error::Error,
     local::{self, ProcessPlan},
     logging::LogArgs,
@@ -55,7 +55,9 @@ pub fn run(config: &PlanConfig, as_json: bool, log: &LogArgs) -> Result<(), Erro
     } else {
         let weights = &options.worker_weights;
         let of = |worker| {
-            ProcessPlan::of_worker(&container, weights, worker, &options.tiers, options.threads)
+            let coordinators = config.max_coordinators;
+            let InProcess { tiers, threads, .. } = options;
+            ProcessPlan::of_worker(&container, weights, worker, tiers, *threads, coordinators)
         };
         (0..weights.len()).map(of).collect::<Result<_, _>>().map_err(local::refuse)?
     };

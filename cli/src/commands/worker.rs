@@ -52,6 +52,7 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
             host: config.host_label.unwrap_or_else(host_name),
             weight: config.weight,
             tiers: config.tiers,
+            coordinators: config.max_coordinators,
             threads: config.threads,
             pool: None,
             build: super::BUILD.to_owned(),

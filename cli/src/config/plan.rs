@@ -35,6 +35,11 @@ settings_with_tiers! {
         #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", allow_negative_numbers = true)]
         threads: NonZeroUsize, because "without it one per CPU that this process may use";
 
+        /// Coordinators that may be connected at the same time; more are refused
+        #[arg(long, env = "SHIMMER_MAX_COORDINATORS", value_name = "COUNT", allow_negative_numbers = true)]
+        max_coordinators: NonZeroUsize = NonZeroUsize::new(8).expect("not zero"),
+            because "as of worker";
+
         /// Longest sequence, in-process, tokens
         #[arg(long, env = "SHIMMER_CONTEXT", value_name = "TOKENS", allow_negative_numbers = true)]
         context: NonZeroU32, because "without it what the model was made for, as far as kv-budget holds it";
@@ -54,6 +59,8 @@ settings_with_tiers! {
 pub struct PlanConfig {
     /// One process with everything in it; else a process for each worker.
     pub in_process: bool,
+    /// Coordinators of each worker.
+    pub max_coordinators: usize,
     pub cluster: InProcess,
 }
 
@@ -68,6 +75,10 @@ impl PlanSettings {
         let tiers = all.tiers()?;
         Ok(PlanConfig {
             in_process: all.in_process == Some(true),
+            max_coordinators: all
+                .max_coordinators
+                .ok_or_else(|| missing("max-coordinators"))?
+                .get(),
             cluster: InProcess {
                 container: all.container.ok_or_else(|| missing("container"))?,
                 worker_weights: weights(all.workers, all.worker_weights)?,

@@ -42,6 +42,11 @@ settings_with_cluster! {
         #[arg(long, env = "SHIMMER_THREADS", value_name = "COUNT", allow_negative_numbers = true)]
         threads: NonZeroUsize, because "without it one per CPU that this process may use; per core if there are several memory nodes";
 
+        /// Coordinators that may be connected at the same time; more are refused
+        #[arg(long, env = "SHIMMER_MAX_COORDINATORS", value_name = "COUNT", allow_negative_numbers = true)]
+        max_coordinators: NonZeroUsize = NonZeroUsize::new(8).expect("not zero"),
+            because "memory is kept free for the messages of so many, some MiB each; `shimmer plan` shows it";
+
         /// Instruction set of the kernels: scalar, avx2 or avx512; the bytes are the same
         #[arg(long, env = "SHIMMER_ISA", value_name = "ISA")]
         isa: IsaName, because "without it the best one of this CPU";
@@ -95,6 +100,7 @@ pub struct WorkerConfig {
     pub weight: f64,
     pub tiers: TierOptions,
     pub threads: usize,
+    pub max_coordinators: usize,
     pub isa: Option<Isa>,
     pub drain_timeout: Period,
     pub profile: bool,
@@ -132,6 +138,10 @@ impl WorkerSettings {
             weight,
             tiers,
             threads: threads_or_all(all.threads)?,
+            max_coordinators: all
+                .max_coordinators
+                .ok_or_else(|| ConfigError::missing("max-coordinators"))?
+                .get(),
             isa: all.isa.map(|isa| isa.0),
             drain_timeout: all
                 .drain_timeout

@@ -58,6 +58,7 @@ impl OwnCopy {
         let config = WorkerConfig {
             id: "own-experts".to_owned(),
             host: String::new(),
+            coordinators: 1,
             weight: 1.0,
             tiers,
             threads,

@@ -69,8 +69,9 @@ impl ProcessPlan {
         worker: usize,
         tiers: &TierOptions,
         threads: usize,
+        coordinators: usize,
     ) -> Result<Self, LocalError> {
-        let budget = Budget::of_worker(container, tiers, threads)?;
+        let budget = Budget::of_worker(container, tiers, threads, coordinators)?;
         Self::of(container, weights, worker..worker + 1, tiers, budget)
     }
 

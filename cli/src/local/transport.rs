@@ -91,6 +91,7 @@ impl LocalTransport {
             let config = WorkerConfig {
                 id,
                 host: String::new(),
+                coordinators: 1,
                 weight,
                 tiers: tiers.clone(),
                 threads,

@@ -79,6 +79,7 @@ fn core(container: &Arc<Container>, id: &str) -> Result<Arc<ExpertCore>> {
     let config = WorkerConfig {
         id: id.to_owned(),
         host: String::new(),
+        coordinators: 8,
         weight: 1.0,
         tiers: TierOptions::default(),
         threads: 1,

@@ -35,6 +35,9 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
+/// Coordinators that a worker takes.
+pub(super) const COORDINATORS: usize = 8;
+
 /// For anything that a loaded machine does in a moment.
 pub(super) const SOON: Duration = Duration::from_secs(30);
 
@@ -51,8 +54,17 @@ pub(super) fn container() -> Arc<Container> {
 
 /// A container below a directory.
 pub(super) fn make_container(dir: &std::path::Path, preset: Preset) -> PathBuf {
+    make_container_with(dir, preset, &TinyOptions::default())
+}
+
+/// As [`make_container`], of a model with other sizes.
+pub(super) fn make_container_with(
+    dir: &std::path::Path,
+    preset: Preset,
+    options: &TinyOptions,
+) -> PathBuf {
     let (source, out) = (dir.join("checkpoint"), dir.join("container"));
-    tiny::write_checkpoint(preset, &TinyOptions::default(), &source).unwrap();
+    tiny::write_checkpoint(preset, options, &source).unwrap();
     let class = NumericClass { experts: WeightFormat::Q8G64, ..NumericClass::default() };
     convert(&ConvertOptions { source, out: out.clone(), class, name: None }, &()).unwrap();
     out
@@ -77,6 +89,7 @@ fn core_with(
     let config = WorkerConfig {
         id: id.to_owned(),
         host: String::new(),
+        coordinators: COORDINATORS,
         weight,
         tiers,
         threads: 1,
@@ -239,7 +252,11 @@ pub(super) fn local_session() -> ExpertSession {
 
 /// Rows as a trunk would make them: splitmix values by seed, quantised to the wire form.
 pub(super) fn wire_rows(rows: usize, seed: u64) -> Vec<u8> {
-    let hidden = container().config().hidden_size;
+    wire_rows_of(&container(), rows, seed)
+}
+
+fn wire_rows_of(container: &Container, rows: usize, seed: u64) -> Vec<u8> {
+    let hidden = container.config().hidden_size;
     let mut state = seed;
     let mut value = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -252,7 +269,7 @@ pub(super) fn wire_rows(rows: usize, seed: u64) -> Vec<u8> {
     let x: Vec<f32> = (0..rows * hidden).map(|_| value()).collect();
     let kernels = Kernels::new(None).unwrap();
     let mut activations = ActivationRows::new();
-    let format = container().manifest().numeric_class.expert_activations();
+    let format = container.manifest().numeric_class.expert_activations();
     activations.set(&kernels, format, &x, rows, hidden);
     let mut wire = Vec::new();
     activations.write_wire(&mut wire);
@@ -261,11 +278,22 @@ pub(super) fn wire_rows(rows: usize, seed: u64) -> Vec<u8> {
 
 /// Work for some experts of a layer: expert `e` takes every row whose number has the remainder `e` by 3, and the first.
 pub(super) fn work(fence: Fence, experts: &[u32], rows: u32, seed: u64) -> ExpertWork {
+    work_of(&container(), fence, experts, rows, seed)
+}
+
+/// As [`work`], of another container whose experts take the same rows.
+pub(super) fn work_of(
+    container: &Container,
+    fence: Fence,
+    experts: &[u32],
+    rows: u32,
+    seed: u64,
+) -> ExpertWork {
     let mut work = ExpertWork {
         fence: Some(fence),
         format: ActivationFormat::A8g64.into(),
         row_count: rows,
-        rows: wire_rows(rows as usize, seed).into(),
+        rows: wire_rows_of(container, rows as usize, seed).into(),
         experts: experts.to_vec(),
         deadline_ms: 10_000,
         ..ExpertWork::default()

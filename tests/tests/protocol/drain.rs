@@ -125,17 +125,19 @@ fn a_worker_without_coordinators_ends_at_once() {
 
 #[test]
 fn more_coordinators_than_memory_was_planned_for_are_refused() {
-    let config = ServeConfig { max_coordinators: 2, ..ServeConfig::default() };
-    let server = WorkerServer::with(bench::core(bench::container(), "w", 1.0), 0, config);
+    let server = WorkerServer::start("w");
+    let mut others: Vec<RawClient> =
+        (2..bench::COORDINATORS).map(|_| RawClient::greeted(&server)).collect();
     let mut one = RawClient::assigned(&server);
     let two = RawClient::assigned(&server);
     let mut third = RawClient::greeted(&server);
     let error = third.refused();
     assert_eq!((error.code(), error.fatal), (ErrorCode::Incompatible, true));
-    let expected = "worker w serves 2 coordinators already, as its --max-coordinators says";
+    let expected = "worker w serves 8 coordinators already, as its --max-coordinators says";
     assert_eq!(error.detail, expected);
     assert!(one.works(work()));
     drop(two);
+    others.pop();
     shimmer_tests::wait::wait_until("the seat to be free", SOON, || {
         let mut again = RawClient::greeted(&server);
         again.ask(Ask::Assign(bench::assign_all(EPOCH, GENERATION)));

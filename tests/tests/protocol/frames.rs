@@ -194,38 +194,41 @@ fn a_flipped_bit_anywhere_never_passes_as_another_result() {
     assert!(seen.frames_corrupt > 50, "{seen:?}");
 }
 
-#[test]
-fn oversized_frames_are_refused_and_counted() {
-    let server = WorkerServer::start("w");
-    let mut client = RawClient::assigned(&server);
-    client.send(vec![0; limits::MAX_MESSAGE_BYTES + 1]);
-    let error = client.refused();
-    assert_eq!(error.code(), ErrorCode::Oversized);
-    assert!(error.fatal);
-    assert!(matches!(client.hear(), Ok(None)));
-    assert_eq!(count(&server.counters().frames_oversized), 1);
-    assert!(RawClient::assigned(&server).works(good_work()));
+/// Good work in a message of so many bytes: a field that this build does not know fills it up.
+fn padded(bytes: usize) -> Vec<u8> {
+    let mut message = SessionRequest { body: Some(Ask::Work(good_work())) }.encode_to_vec();
+    // Field 100 of the request, bytes: skipped by this build.
+    let header = [0xa2, 0x06];
+    let rest = bytes - message.len() - header.len();
+    let mut length = Vec::new();
+    prost::encoding::encode_varint(u64::try_from(rest - 3).unwrap(), &mut length);
+    assert_eq!(length.len(), 3);
+    message.extend(header);
+    message.extend(length);
+    message.resize(bytes, 0);
+    message
 }
 
 #[test]
-fn four_mebibytes_and_one_byte_are_no_limit() {
+fn the_announced_size_is_read_and_no_byte_more() {
     let server = WorkerServer::start("w");
+    let announced = server.core.hello().limits.unwrap().max_message_bytes;
+    let announced = usize::try_from(announced).unwrap();
+    assert!(announced < limits::MAX_MESSAGE_BYTES, "memory is kept for no more than it takes");
     let mut client = RawClient::assigned(&server);
-    // The length of everything but the padding that a repeated unknown field of 1-byte values brings.
-    let mut message = SessionRequest { body: Some(Ask::Work(good_work())) }.encode_to_vec();
-    let target = (4 << 20) + 1;
-    // Field 100 of the request, bytes: unknown to this build, skipped by it.
-    let header = [0xa2, 0x06];
-    let rest = target - message.len() - header.len();
-    let mut length = Vec::new();
-    prost::encoding::encode_varint(u64::try_from(rest - 4).unwrap(), &mut length);
-    assert_eq!(length.len(), 4);
-    message.extend(header);
-    message.extend(length);
-    message.resize(target, 0);
-    client.send(message);
+    client.send(padded(announced));
     let heard = client.hear();
     assert!(matches!(heard, Ok(Some(Said::Result(_)))), "{heard:?}");
+    for (refused, bytes) in [(1, announced + 1), (2, limits::MAX_MESSAGE_BYTES + 1)] {
+        let mut client = RawClient::assigned(&server);
+        client.send(vec![0; bytes]);
+        let error = client.refused();
+        assert_eq!(error.code(), ErrorCode::Oversized);
+        assert!(error.fatal);
+        assert!(matches!(client.hear(), Ok(None)));
+        assert_eq!(count(&server.counters().frames_oversized), refused);
+    }
+    assert!(client.works(good_work()), "of another coordinator");
 }
 
 #[test]
@@ -267,7 +270,7 @@ fn hints_have_no_answer_and_never_end_a_stream() {
         checksum: 0,
     };
     checksum::seal_hint(&mut good);
-    let many = PrefetchHint { experts: vec![0; 1 << 20], ..good.clone() };
+    let many = PrefetchHint { experts: vec![0; 1 << 15], ..good.clone() };
     let damaged = PrefetchHint { experts: vec![2, 1], ..good.clone() };
     client.ask(Ask::Hint(good.clone()));
     client.assign(bench::assign_all(EPOCH, GENERATION)).unwrap();

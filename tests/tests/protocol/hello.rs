@@ -127,6 +127,7 @@ fn a_budget_that_is_too_small_is_named() {
         let config = shimmer_worker::WorkerConfig {
             id: "small".to_owned(),
             host: String::new(),
+            coordinators: 8,
             weight: 1.0,
             tiers: TierOptions { ram: RamSetting::Bytes(4096), ..TierOptions::default() },
             threads: 1,

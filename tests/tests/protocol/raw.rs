@@ -70,10 +70,15 @@ pub(super) struct RawClient {
 impl RawClient {
     /// Opens a stream and says nothing.
     pub(super) fn open(server: &WorkerServer) -> Self {
+        Self::open_at(&server.address())
+    }
+
+    /// As [`Self::open`], to whoever listens there.
+    pub(super) fn open_at(address: &str) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (requests, queue) = mpsc::channel(64);
         let answers = runtime.block_on(async {
-            let endpoint = channel::endpoint(&server.address().parse().unwrap()).unwrap();
+            let endpoint = channel::endpoint(&address.parse().unwrap()).unwrap();
             let mut grpc = Grpc::new(endpoint.connect().await.unwrap());
             grpc.ready().await.unwrap();
             let path = PathAndQuery::from_static("/shimmer.expert.v1.ExpertService/Session");

@@ -96,8 +96,9 @@ async fn serve(socket: PeerStream, peer: SocketAddr, shared: Shared) {
             hello_timeout: config.hello_timeout,
         },
     };
+    let messages = core.messages();
     let service = ExpertServiceServer::new(sessions)
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_decoding_message_size(messages.request)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let seen = Arc::clone(&called);
     let mark = move |request: Request<()>| {
@@ -116,7 +117,10 @@ async fn serve(socket: PeerStream, peer: SocketAddr, shared: Shared) {
         drain.over().await;
         tokio::time::sleep(if seats.are_empty() { LAST_WORD } else { LAST_WORK }).await;
     };
+    // What lies in the windows while something else is worked on was planned as well.
     let serving = channel::server_builder()
+        .initial_stream_window_size(messages.window())
+        .initial_connection_window_size(messages.window())
         .layer(tonic::service::InterceptorLayer::new(mark))
         .add_service(health)
         .add_service(service)

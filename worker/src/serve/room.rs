@@ -57,6 +57,7 @@ mod tests {
         let config = WorkerConfig {
             id: "room".to_owned(),
             host: String::new(),
+            coordinators: 8,
             weight: 1.0,
             tiers: TierOptions::default(),
             threads: 1,

@@ -25,6 +25,7 @@ fn session_with(
     let config = WorkerConfig {
         id: "w".to_owned(),
         host: String::new(),
+        coordinators: 8,
         weight: 1.0,
         tiers,
         threads,
@@ -201,6 +202,7 @@ fn settings_that_cannot_work_are_refused_by_name() {
     let good = WorkerConfig {
         id: "w".to_owned(),
         host: String::new(),
+        coordinators: 8,
         weight: 1.0,
         tiers: TierOptions::default(),
         threads: 1,
