@@ -150,15 +150,19 @@ impl World {
             self.happen(event)?;
         }
         self.check_healed()?;
-        for coordinator in &self.coordinators {
-            self.tally.completed += coordinator.done;
-            self.tally.unavailable += coordinator.failed;
-            let dropped = coordinator.transport.ledger.dropped();
-            self.tally.dropped += dropped.duplicate + dropped.stale + dropped.unknown;
-        }
+        (0..self.coordinators.len()).for_each(|coordinator| self.count(coordinator));
         self.tally.refused = self.workers.iter().map(|worker| worker.refused).sum();
         self.tally.generations = self.oracle.generations() as u64;
         Ok(self.tally)
+    }
+
+    /// Adds what one run of a coordinator did.
+    fn count(&mut self, coordinator: usize) {
+        let of = &self.coordinators[coordinator];
+        self.tally.completed += of.done;
+        self.tally.unavailable += of.failed;
+        let dropped = of.transport.ledger.dropped();
+        self.tally.dropped += dropped.duplicate + dropped.stale + dropped.unknown;
     }
 
     fn happen(&mut self, event: Event) -> Result<(), String> {
@@ -298,7 +302,7 @@ impl World {
                 self.strays(coordinator, worker, session);
             }
         }
-        self.tally.completed += self.coordinators[coordinator].done;
+        self.count(coordinator);
         let mut fresh = self.process(coordinator);
         fresh.last_done = self.coordinators[coordinator].last_done;
         self.coordinators[coordinator] = fresh;
