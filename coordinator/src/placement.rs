@@ -11,6 +11,7 @@
 //! A plain function of its arguments; it reads no clock and no socket.
 
 mod bids;
+mod kept;
 pub mod rebalance;
 pub mod record;
 

@@ -373,7 +373,7 @@ impl Leader {
         }
         let names = wish.candidates.iter().map(|c| c.id.as_str()).collect::<Vec<_>>().join(", ");
         let reason = format!("first placement: {names}");
-        match self.place(view, wish.candidates) {
+        match self.place(view, wish.candidates, None) {
             Ok((placement, candidates)) => self.propose(&placement, candidates, base, reason),
             Err(error) => Decision { hindrance: Some(error.to_string()), ..Decision::default() },
         }
@@ -404,32 +404,36 @@ impl Leader {
             hindrance: Some(error.to_string()),
             ..Decision::default()
         };
-        let (placement, candidates, reason) = match self.place(view, wish.candidates.clone()) {
-            Ok((placement, candidates)) => (placement, candidates, reason),
-            // Who drains stays while nobody else can do its work.
-            Err(error) => {
-                let mut all = wish.candidates;
-                all.extend(wish.leaving);
-                all.sort_by(|a, b| a.id.cmp(&b.id));
-                let Some(reason) = self.difference(&all, workers) else { return hindered(error) };
-                match self.place(view, all) {
-                    Ok((placement, candidates)) => (placement, candidates, reason),
-                    Err(error) => return hindered(error),
+        let (placement, candidates, reason) =
+            match self.place(view, wish.candidates.clone(), Some(decided)) {
+                Ok((placement, candidates)) => (placement, candidates, reason),
+                // Who drains stays while nobody else can do its work.
+                Err(error) => {
+                    let mut all = wish.candidates;
+                    all.extend(wish.leaving);
+                    all.sort_by(|a, b| a.id.cmp(&b.id));
+                    let Some(reason) = self.difference(&all, workers) else {
+                        return hindered(error);
+                    };
+                    match self.place(view, all, Some(decided)) {
+                        Ok((placement, candidates)) => (placement, candidates, reason),
+                        Err(error) => return hindered(error),
+                    }
                 }
-            }
-        };
+            };
         let decision = self.propose(&placement, candidates, base, reason);
         Decision { wake: wish.wake, ..decision }
     }
 
     /// Notes what the placement in force is made of, where that is not known.
     fn learn(&mut self, view: &View, decided: &Decided) {
-        if self.facts.generation != decided.record.generation {
-            self.facts = Facts { generation: decided.record.generation, of: BTreeMap::new() };
-        }
-        for id in &decided.record.workers {
+        let Decided { record, .. } = decided;
+        let is_new = self.facts.generation != record.generation;
+        self.facts.generation = record.generation;
+        self.facts.of.retain(|id, _| record.workers.contains(id));
+        for id in &record.workers {
             if let Some(member) = view.members.get(id).filter(|m| m.reach == Reach::Up)
-                && !self.facts.of.contains_key(id)
+                && (is_new || !self.facts.of.contains_key(id))
             {
                 self.facts.of.insert(id.clone(), member.candidate.clone());
             }
@@ -476,11 +480,23 @@ impl Leader {
         &self,
         view: &View,
         candidates: Vec<Candidate>,
+        before: Option<&Decided>,
     ) -> Result<(Placement, Vec<Candidate>), PlacementError> {
         let LeaderConfig { layers, copies, .. } = &self.config;
         let input =
             PlacementInput { layers, candidates: &candidates, copies: *copies, heat: &view.heat };
-        Placement::plan(&input).map(|placement| (placement, candidates))
+        let members = before.and_then(|decided| {
+            let workers = decided.record.workers.iter();
+            workers.map(|id| self.facts.of.get(id).cloned()).collect::<Option<Vec<_>>>()
+        });
+        let placement = match (before, members) {
+            (Some(decided), Some(members)) => {
+                Placement::plan_after(&input, &decided.placement, &members)?
+            }
+            // What it was made of is not known here, and so not what was moved.
+            _ => Placement::plan(&input)?,
+        };
+        Ok((placement, candidates))
     }
 
     fn propose(

@@ -237,7 +237,7 @@ fn count(copies: usize) -> f64 {
 }
 
 /// In how many failure domains workers are.
-fn domains(candidates: &[Candidate], workers: impl Iterator<Item = usize>) -> usize {
+pub(super) fn domains(candidates: &[Candidate], workers: impl Iterator<Item = usize>) -> usize {
     let mut seen: Vec<&str> = workers.map(|worker| candidates[worker].domain()).collect();
     seen.sort_unstable();
     seen.dedup();

@@ -302,6 +302,20 @@ fn a_rebalance_is_the_leaders() {
     // The same workers: nothing is decided again.
     world.pass(seconds(10));
     assert_eq!(world.placed().0, 2);
+    // Another one: what was moved stays.
+    let moved = world.record().unwrap();
+    world.link("d", true);
+    world.pass(seconds(2));
+    let after = world.record().unwrap();
+    assert_eq!(after.generation, 3);
+    for change in &plan.rebalance.moves {
+        let copies = |record: &PlacementRecord| -> Vec<String> {
+            let of = &record.layers[change.layer as usize].copies[change.expert as usize];
+            of.iter().map(|&place| record.workers[usize::from(place)].clone()).collect()
+        };
+        assert_eq!(copies(&moved), copies(&after), "{change:?}");
+    }
+    assert!(!plan.rebalance.moves.is_empty());
 }
 
 proptest! {
