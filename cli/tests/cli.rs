@@ -65,7 +65,7 @@ fn refused_flags_are_named_with_a_way_out() {
         &["::1:50052", "[address]:port"],
     );
     check(&["serve", "--container", "c", "--workers", "a:1,a:1"], &[], 2, &["a:1", "twice"]);
-    check(&["serve", "--container", "c"], &[], 2, &["--workers", "SHIMMER_WORKERS", "hint:"]);
+    check(&["serve", "--container", "c"], &[], 2, &["--workers", "--cluster", "--etcd"]);
     check(&["generate"], &[], 2, &["--chat", "--prompt-file"]);
     check(&["generate", "--prompt", "a", "--chat", "b"], &[], 2, &["--prompt", "--chat"]);
     check(&["generate", "--prompt", "a", "--workers", "2"], &[], 2, &["--in-process"]);
@@ -168,9 +168,28 @@ fn print_config_shows_the_effective_settings() {
         "replace-after = \"30s\"  (default)",
         "# own-experts =  (not set)",
         "drain-timeout = \"25s\"  (default)",
+        "# journal =  (not set)",
+        "journal-keep = \"3600s\"  (default)",
+        "journal-limit = \"1GiB\"  (default)",
         "# metrics-listen =  (not set)",
+        "# tls-ca =  (not set)",
+        "# tls-cert =  (not set)",
+        "# tls-key =  (not set)",
+        "# api-keys =  (not set)",
+        "# api-tls-cert =  (not set)",
+        "# api-tls-key =  (not set)",
+        "max-connections = 1024  (default)",
         "log = \"info\"  (default)",
         "log-format = \"text\"  (default)",
+        "# cluster =  (not set)",
+        "# etcd =  (not set)",
+        "# etcd-ca =  (not set)",
+        "# etcd-cert =  (not set)",
+        "# etcd-key =  (not set)",
+        "# etcd-user =  (not set)",
+        "# etcd-password-file =  (not set)",
+        "lease = \"10s\"  (default)",
+        "# advertise =  (not set)",
     ];
     assert_eq!(shown, expected);
 }

@@ -14,8 +14,9 @@ use shimmer_tests::{
 
 /// For anything that a loaded machine does in a moment.
 const SOON: Duration = Duration::from_secs(20);
-/// The longest that an event may come late because of one fault, for 99 of 100 requests.
-const STALL_MAX: Duration = Duration::from_secs(2);
+/// An event comes late by less than the deadline of a layer, on a machine of any load. What it is on a quiet one is measured:
+/// docs/perf.
+const STALL_MAX: Duration = Duration::from_secs(10);
 
 fn check(fault: Fault, phase: Phase, workers: usize, replicas: usize) {
     let mut bench = Bench::new();

@@ -180,6 +180,9 @@ listen = \"[::]:50052\"
 # not set: without it the name is made from the host name and the port
 # id =
 
+# not set: without it the machine's host name: a pod has its own, so name the node, or the rack or zone whose loss is to be survived
+# host-label =
+
 # from a flag: 1 is an ordinary worker; only ratios between workers matter
 weight = 3.0
 ";

@@ -140,7 +140,8 @@ impl Ends {
 async fn listen(tls: Option<ServerTls>, limit: Duration) -> (PeerAddress, Ends) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string().parse().unwrap();
-    let (ended, ends) = mpsc::channel(16);
+    // More than any test connects: not all of them listen to what became of each.
+    let (ended, ends) = mpsc::channel(1024);
     let acceptor = Acceptor::new(tls, limit);
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {

@@ -250,11 +250,6 @@ pub(super) fn local_session() -> ExpertSession {
     session
 }
 
-/// Rows as a trunk would make them: splitmix values by seed, quantised to the wire form.
-pub(super) fn wire_rows(rows: usize, seed: u64) -> Vec<u8> {
-    wire_rows_of(&container(), rows, seed)
-}
-
 fn wire_rows_of(container: &Container, rows: usize, seed: u64) -> Vec<u8> {
     let hidden = container.config().hidden_size;
     let mut state = seed;

@@ -38,7 +38,7 @@ fn container(dir: &Path) -> Arc<Container> {
     let sizes = [("hidden_size", 512), ("moe_intermediate_size", 256), ("num_experts", 16)];
     let config = sizes.into_iter().map(|(key, size)| (key.to_owned(), Value::from(size)));
     let options = TinyOptions { config: config.collect(), ..TinyOptions::default() };
-    Arc::new(Container::open(bench::make_container_with(dir, Preset::Qwen3Moe, &options)).unwrap())
+    Arc::new(Container::open(&bench::make_container_with(dir, Preset::Qwen3Moe, &options)).unwrap())
 }
 
 fn flags(command: &str, container: &Container) -> Vec<String> {
