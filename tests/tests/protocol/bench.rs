@@ -182,6 +182,8 @@ pub(super) fn quick() -> RemoteConfig {
         backoff_min: ms(10),
         backoff_max: ms(50),
         refused_retry: ms(50),
+        // Workers of these tests share their processors with everything else that is tested.
+        probe_timeout: SOON,
         timings: Timings { placement_wait: ms(500), debounce: ms(50), ..defaults.timings },
         ..defaults
     }

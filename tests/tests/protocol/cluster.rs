@@ -31,7 +31,10 @@ use shimmer_tests::{
 };
 use tokio::sync::watch;
 
-use super::bench::{self, SOON, WorkerServer, connect_by, quick};
+use super::{
+    bench::{self, SOON, WorkerServer, connect_by, quick},
+    meddler::{Fault, Meddler},
+};
 
 /// Tokens of the stream during which the cluster changes.
 const TOKENS: u32 = 300;
@@ -165,25 +168,31 @@ struct Live {
 /// A worker that has registered itself.
 struct Registered {
     server: WorkerServer,
-    member: MemoryStore,
+    // Its record lasts as long as it.
+    _member: MemoryStore,
+}
+
+/// Writes a worker's record, as the worker does.
+fn register(store: &MemoryCluster, id: &str, address: String) -> MemoryStore {
+    let member = store.member();
+    let record = WorkerRecord {
+        address,
+        host: id.to_owned(),
+        weight: 1.0,
+        ram_budget_bytes: 0,
+        absent_layers: Vec::new(),
+        container_digest: bench::container().digest().to_owned(),
+        incarnation: 1,
+        draining: false,
+    };
+    member.announce(&format!("workers/{id}"), serde_json::to_string(&record).unwrap());
+    member
 }
 
 impl Registered {
     fn start(store: &MemoryCluster, id: &str) -> Self {
         let server = WorkerServer::start(id);
-        let member = store.member();
-        let record = WorkerRecord {
-            address: server.address(),
-            host: id.to_owned(),
-            weight: 1.0,
-            ram_budget_bytes: 0,
-            absent_layers: Vec::new(),
-            container_digest: bench::container().digest().to_owned(),
-            incarnation: 1,
-            draining: false,
-        };
-        member.announce(&format!("workers/{id}"), serde_json::to_string(&record).unwrap());
-        Self { server, member }
+        Self { _member: register(store, id, server.address()), server }
     }
 
     fn works(&self) -> u64 {
@@ -315,14 +324,16 @@ fn a_worker_joins_a_stream_takes_load_and_is_drained_again() {
 fn a_worker_that_returns_within_its_time_changes_no_placement() {
     let expected = undisturbed();
     let store = MemoryCluster::new(Duration::from_secs(10));
-    let workers = [Registered::start(&store, "a"), Registered::start(&store, "b")];
+    let a = Registered::start(&store, "a");
+    // It ends without a farewell.
+    let killed = Meddler::start("b", Fault::WantsHints);
+    let member = register(&store, "b", killed.address());
     let live = Live::start(store, eager(), &[]);
     live.wait("both to serve", |live| ["a", "b"].iter().all(|id| live.state(id) == "serving"));
     assert_eq!(finish(live.submit()), expected);
     let generation = live.gates.generation.load(Ordering::SeqCst);
-    let [a, Registered { server, member }] = workers;
-    // It is killed: the connection breaks, the lease lasts a while, then it comes back elsewhere.
-    drop(server);
+    // The connection breaks, the lease lasts a while, then it comes back elsewhere.
+    drop(killed);
     live.wait("the loss to be seen", |live| live.state("b") == "lost");
     assert!(live.status.borrow().complete, "the other one can stand in for it");
     member.expire_lease();

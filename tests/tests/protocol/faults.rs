@@ -19,8 +19,6 @@ use tonic::{Code, Streaming};
 
 /// For anything that a loaded machine does in a moment.
 const SOON: Duration = Duration::from_secs(60);
-/// What the clusters here are told to wait for a layer.
-const LAYER_DEADLINE: Duration = Duration::from_millis(1500);
 
 /// Tokens of the streams that are disturbed.
 const LENGTH: u32 = 300;
@@ -29,7 +27,8 @@ const PROMPT: [u32; 4] = [72, 101, 108, 111];
 
 fn cluster(model: &TinyModel, workers: usize) -> Cluster {
     let mut options = ClusterOptions::new(&model.container(NumericClass::default()), workers);
-    options.args = vec!["--layer-deadline".to_owned(), format!("{}ms", LAYER_DEADLINE.as_millis())];
+    // They share their processors with everything else that is tested.
+    options.args = ["--probe-timeout", "2s"].map(str::to_owned).to_vec();
     Cluster::start(&options)
 }
 
