@@ -52,6 +52,8 @@ pub(super) struct Session<'a> {
     queue: Option<mpsc::Receiver<SessionRequest>>,
     assignments: Assignments,
     max_rows: u32,
+    /// As the newest Ready says.
+    wants_hints: bool,
     served: bool,
     give_up: CancellationToken,
     reason: Arc<Mutex<String>>,
@@ -71,6 +73,7 @@ impl<'a> Session<'a> {
             queue: Some(queue),
             assignments: Assignments::default(),
             max_rows: limits::MAX_PART_ROWS,
+            wants_hints: false,
             served: false,
             give_up,
             reason,
@@ -240,7 +243,10 @@ impl<'a> Session<'a> {
             }
             Said::Ready(ready) if ready.epoch == *epoch => {
                 let told = self.assignments.loaded(&ready, now).map_err(Ending::Refused)?;
-                lane.set_wants_hints(ready.wants_hints);
+                self.wants_hints = ready.wants_hints;
+                if self.served {
+                    lane.set_wants_hints(self.wants_hints);
+                }
                 self.proceed(told)
             }
             Said::Ready(_) => Ok(()),
@@ -288,6 +294,7 @@ impl<'a> Session<'a> {
         }
         let (session, requests) = (self.number, self.requests.clone());
         lane.open(&Outlet { session, requests, max_rows: self.max_rows }, ready);
+        lane.set_wants_hints(self.wants_hints);
         let (experts, bytes) = self.assignments.resident();
         if !self.served {
             self.served = true;

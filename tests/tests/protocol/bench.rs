@@ -184,7 +184,7 @@ pub(super) fn quick() -> RemoteConfig {
         refused_retry: ms(50),
         // Workers of these tests share their processors with everything else that is tested.
         probe_timeout: SOON,
-        timings: Timings { placement_wait: ms(500), debounce: ms(50), ..defaults.timings },
+        timings: Timings { placement_wait: SOON, debounce: ms(50), ..defaults.timings },
         ..defaults
     }
 }

@@ -61,7 +61,7 @@ fn check_coordinator_refuses(fault: Fault, expected: &str) {
 fn the_coordinator_refuses_each_difference_by_name() {
     check_coordinator_refuses(
         Fault::Identity(|i| i.protocol_version = 9),
-        "worker w2 has protocol version 9, coordinator c1 has 1",
+        "worker w2 has protocol version 9, coordinator c1 has 2",
     );
     check_coordinator_refuses(
         Fault::Identity(|i| i.math_id = "x".to_owned()),
