@@ -21,6 +21,8 @@ pub(super) struct Peer {
     out: VecDeque<Out>,
     /// The session that the work went to.
     session: u64,
+    /// It was asked to prove itself in that session.
+    proving: bool,
     /// When the worker last answered: it may take its time for each message, not for the queue before it.
     answered: Instant,
     /// When it was last asked whether it is alive.
@@ -60,6 +62,7 @@ impl Peer {
             latency: LatencyTracker::new(config.layer_floor, config.layer_ceiling),
             out: VecDeque::new(),
             session: 0,
+            proving: false,
             answered: Instant::now(),
             doubted: None,
             adopted: BTreeSet::new(),
@@ -67,9 +70,14 @@ impl Peer {
         }
     }
 
-    /// Whether news of a session concern work that is out.
+    /// Whether news of a session concern work that is out, or a proof.
     pub(super) fn awaits(&self, session: u64) -> bool {
-        session == self.session && !self.out.is_empty()
+        session == self.session && (self.proving || !self.out.is_empty())
+    }
+
+    /// The worker is asked to prove itself: that it could not is heard of although it owes no answer.
+    pub(super) fn prove(&mut self) {
+        self.proving = true;
     }
 
     /// Takes down that work went out.
@@ -98,6 +106,7 @@ impl Peer {
     /// Nothing is out any more.
     pub(super) fn forget_work(&mut self) {
         self.out.clear();
+        self.proving = false;
     }
 
     /// What its oldest work gives cause for; none while it owes nothing. A worker that answers when it is asked whether it

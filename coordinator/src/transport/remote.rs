@@ -331,6 +331,7 @@ impl ExpertTransport for RemoteWorkers {
     }
 
     fn contest(&mut self, worker: usize, layer: u32, experts: &[u32]) {
+        self.peers[worker].prove();
         let lane = &self.peers[worker].lane;
         // Without a session there is nothing to prove: the loss will be heard of.
         let Some(outlet) = lane.outlet() else { return };
