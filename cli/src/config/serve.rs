@@ -11,7 +11,7 @@ use std::{
 use shimmer_coordinator::journal::JournalOptions;
 use shimmer_kernels::Isa;
 use shimmer_proto::{
-    limits::MAX_COPIES,
+    limits::{MAX_COPIES, MAX_WORKERS},
     membership::{MembershipStore, fixed::FixedStore},
     tls::TlsFiles,
 };
@@ -270,6 +270,15 @@ impl ServeSettings {
                     "contradicts --etcd, where the workers stand: give one of them",
                 ));
             }
+        }
+        if workers.len() > MAX_WORKERS {
+            let count = workers.len();
+            return Err(ConfigError::invalid(
+                "workers",
+                format!(
+                    "{count} addresses; a coordinator works with at most {MAX_WORKERS} workers"
+                ),
+            ));
         }
         for (index, worker) in workers.iter().enumerate() {
             if workers[..index].contains(worker) {

@@ -227,6 +227,9 @@ fn serve_refuses_what_cannot_run() {
         |s| s.workers = Some(vec!["a:1".parse().unwrap(), "a:1".parse().unwrap()]),
         Some("twice"),
     );
+    let addresses = |count: u32| (0..count).map(|n| format!("w{n}:1").parse().unwrap()).collect();
+    check_serve(|s| s.workers = Some(addresses(64)), None);
+    check_serve(|s| s.workers = Some(addresses(65)), Some("65 addresses"));
     check_serve(|s| s.layer_deadline = Some(Period::seconds(0)), Some("layer-deadline"));
     check_serve(|s| s.id = Some("a b".to_owned()), Some("\"a b\""));
     check_serve(|s| s.tls_ca = Some("ca".into()), Some("tls-cert and tls-key are missing"));
