@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     commands::{
+        admin::{DrainArgs, PlacementArgs, ReadmitArgs, RebalanceArgs, StatusArgs},
         bench::BenchArgs,
         convert::ConvertArgs,
         demo::DemoArgs,
@@ -32,6 +33,7 @@ Examples:
   shimmer worker --container olmoe --listen [::]:50052          on every machine with experts
   shimmer serve --container olmoe --workers a:50052,b:50052     on the machine that clients talk to
   shimmer generate --endpoint localhost:50051 --chat 'Hello'    stream an answer
+  shimmer status --admin localhost:50053                        who is there? (serve --admin-listen [::]:50053)
   shimmer generate --container olmoe --in-process --chat 'Hi'   the same without sockets
 
 Settings come from a TOML file (--config), then SHIMMER_ variables, then flags; --print-config shows the result.
@@ -73,6 +75,16 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Shows the text of token ids
     Detokenize(DetokenizeArgs),
+    /// Shows the members of a cluster, their states and what went wrong
+    Status(StatusArgs),
+    /// Shows which worker holds which experts
+    Placement(PlacementArgs),
+    /// Takes a worker out of the placement while requests run, or back into it
+    Drain(DrainArgs),
+    /// Moves experts so that the workers have equal loads
+    Rebalance(RebalanceArgs),
+    /// Lets a quarantined worker serve again
+    Readmit(ReadmitArgs),
     /// Makes a container from a Hugging Face checkpoint
     Convert(ConvertArgs),
     /// Checks every byte of a container against its manifest

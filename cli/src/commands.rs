@@ -1,5 +1,6 @@
 //! One module per command: its flags, and what it shows. The work itself is done by the crates below.
 
+pub mod admin;
 pub mod bench;
 pub mod convert;
 pub mod demo;

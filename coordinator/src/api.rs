@@ -18,6 +18,7 @@ mod validate;
 mod tests;
 
 pub use cluster::ClusterStatus;
+pub(crate) use door::{Door, note_call};
 pub use door::{DoorCounters, DoorOptions, DoorReport};
 use inference::off_thread;
 pub use inference::{Inference, InferenceParts};

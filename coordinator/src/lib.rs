@@ -4,6 +4,7 @@
 //! results up exactly, samples and streams text back. It never computes a routed expert itself and never sees the worker
 //! crate. Start reading at [`engine`] for the step loop, at [`dispatch`] for the seam to workers.
 
+pub mod admin;
 pub mod api;
 pub mod chat_template;
 pub mod detokenizer;

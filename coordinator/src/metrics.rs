@@ -12,13 +12,14 @@ use serde::Serialize;
 use shimmer_proto::v1::WorkerStatus;
 use tokio::sync::watch;
 
+use crate::admin::ClusterControl as _;
 use crate::api::{ClusterStatus, DoorCounters, DoorReport};
 use crate::dispatch::WorkerStats;
 use crate::engine::{EngineHandle, EngineStats};
 use crate::histogram::{BOUNDS_US, Histogram};
 use crate::journal::{Journal, JournalStats};
 use crate::prediction::Overlap;
-use crate::transport::{LinkState, RemoteCounters, RemoteObserver};
+use crate::transport::{ClusterHandle, LinkState, RemoteCounters, RemoteObserver};
 
 /// Everything that a coordinator counts, at one moment.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -33,6 +34,10 @@ pub struct CoordinatorReport {
     pub workers: Vec<ReportedWorker>,
     /// The public port.
     pub door: DoorReport,
+    /// Generation of the placement in force; 0 before the first.
+    pub generation: u64,
+    /// The one that is being loaded; 0 for none.
+    pub next_generation: u64,
 }
 
 /// A worker as its link knows it.
@@ -61,6 +66,8 @@ pub struct Sources {
     pub cluster: watch::Receiver<ClusterStatus>,
     /// The public port.
     pub door: Arc<DoorCounters>,
+    /// Members and placement.
+    pub control: ClusterHandle,
 }
 
 impl Sources {
@@ -72,7 +79,10 @@ impl Sources {
             state: worker.state.clone(),
             experts: worker.experts,
         };
+        let (generation, next) = self.control.generations();
         CoordinatorReport {
+            generation,
+            next_generation: next.unwrap_or(0),
             workers: self.cluster.borrow().workers.iter().map(worker).collect(),
             engine: self.engine.stats(),
             links: self.links.counters(),
@@ -153,6 +163,55 @@ const COUNTERS: &[Labelled] = &[
             ("stale", |r| r.links.dropped.stale),
             ("unknown", |r| r.links.dropped.unknown),
         ],
+    ),
+    (
+        "shimmer_coordinator_resent_messages",
+        "Work whose worker was lost or refused it, sent to others.",
+        "",
+        &[("", |r| r.engine.faults.resent)],
+    ),
+    (
+        "shimmer_coordinator_hedged_messages",
+        "Work sent to others beside a worker that was late, by who answered first.",
+        "first",
+        &[
+            ("late_worker", |r| r.engine.faults.hedged.saturating_sub(r.engine.faults.hedges_won)),
+            ("other", |r| r.engine.faults.hedges_won),
+        ],
+    ),
+    (
+        "shimmer_coordinator_adopted_experts",
+        "Experts that workers read from their own drives to stand in for others.",
+        "",
+        &[("", |r| r.engine.faults.adopted)],
+    ),
+    (
+        "shimmer_coordinator_own_messages",
+        "Work computed on the coordinator's own copy, because no worker could.",
+        "",
+        &[("", |r| r.engine.faults.own_copies)],
+    ),
+    (
+        "shimmer_coordinator_audits",
+        "Work to be computed by two workers and compared; skipped where nobody else could.",
+        "outcome",
+        &[
+            ("different", |r| r.engine.faults.mismatches),
+            ("equal", |r| r.engine.faults.audits.saturating_sub(r.engine.faults.mismatches)),
+            ("skipped", |r| r.engine.faults.audits_skipped),
+        ],
+    ),
+    (
+        "shimmer_coordinator_quarantines",
+        "Workers taken out of service because they computed something else.",
+        "",
+        &[("", |r| r.engine.faults.quarantines)],
+    ),
+    (
+        "shimmer_coordinator_unavailable_rows",
+        "Rows that failed because nobody could compute their experts.",
+        "",
+        &[("", |r| r.engine.faults.unavailable_rows)],
     ),
     (
         "shimmer_coordinator_connections",
@@ -256,6 +315,12 @@ const GAUGES: &[Labelled] = &[
             ("free", |r| r.engine.kv_pages_free),
             ("used", |r| r.engine.kv_pages - r.engine.kv_pages_free),
         ],
+    ),
+    (
+        "shimmer_coordinator_placement_generation",
+        "Generation of the placement: in force, and the one that is being loaded (0 for none).",
+        "which",
+        &[("in_force", |r| r.generation), ("next", |r| r.next_generation)],
     ),
     (
         "shimmer_coordinator_open_connections",

@@ -9,6 +9,7 @@ mod assignments;
 mod board;
 mod control;
 mod counters;
+mod handle;
 mod heat;
 mod lane;
 mod latency;
@@ -32,6 +33,7 @@ use shimmer_proto::{
 use crate::membership::leader::Timings;
 
 pub use counters::{RemoteCounters, RemoteObserver};
+pub use handle::ClusterHandle;
 pub use own::OwnExperts;
 pub use remote::RemoteWorkers;
 pub use status::{ClusterStatus, LinkState};

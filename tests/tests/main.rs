@@ -16,6 +16,7 @@ mod membership;
 mod memory_limit;
 mod metrics;
 mod numa;
+mod operators;
 mod oracle_smol;
 mod oracle_tiny;
 mod protocol;

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
 use shimmer_coordinator::{
+    admin::{Admin, AdminParts},
     api::{DoorCounters, ServerOptions, serve},
     dispatch::FaultPolicy,
     engine::{EngineConfig, EngineMemory},
@@ -20,10 +21,14 @@ use shimmer_proto::{
 use shimmer_worker::{bind, tier_options::ByteSize};
 use tokio::{net::TcpListener, sync::watch};
 
-use super::{BUILD, cannot_listen, security};
+use super::{
+    BUILD,
+    admin::{self, AdminPort},
+    cannot_listen, security,
+};
 use crate::{
     block_on,
-    config::{ServeConfig, host_name, incarnation},
+    config::{ClusterConfig, ServeConfig, host_name, incarnation},
     error::Error,
     local::{OwnCopy, engine_terms, inference, kernels, refuse},
     logging,
@@ -40,7 +45,9 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let container = super::open_container(&config.container)?;
     let kernels = kernels(config.isa)?;
     let identity = security::identity(config.tls.as_ref())?;
+    let members = identity.as_ref().map(|identity| identity.server());
     let dialer = identity.map_or_else(Dialer::plaintext, |identity| Dialer::tls(identity.client()));
+    let admin_port = config.admin_listen.map(|at| AdminPort::bind(at, members)).transpose()?;
     let metrics = config.metrics_listen.map(Metrics::bind).transpose()?;
     // Before the model is loaded: an address that is taken is heard of at once.
     let listener = bind(&config.listen.to_string())
@@ -60,7 +67,9 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let settings = RemoteConfig {
         announced: reached.as_ref().map(|reached| CoordinatorRecord {
             address: reached.to_string(),
-            admin_address: String::new(),
+            admin_address: admin_port
+                .as_ref()
+                .map_or_else(String::new, |port| port.advertised(reached)),
             container_digest: container.digest().to_owned(),
             incarnation: incarnation(),
         }),
@@ -68,7 +77,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     };
     let id = settings.coordinator_id.clone();
     let workers = RemoteWorkers::start(settings, model, store, own).map_err(links)?;
-    let (status, links) = (workers.status(), workers.observer());
+    let (status, links, handle) = (workers.status(), workers.observer(), workers.handle());
     let name =
         config.model_name.clone().unwrap_or_else(|| container.manifest().source.name.clone());
     let inference = inference(
@@ -84,7 +93,14 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         Some(journal) => inference.with_journal(journal.clone()),
         None => inference,
     };
+    let operators = Admin::new(AdminParts {
+        cluster: config.cluster.as_ref().map(ClusterConfig::name).unwrap_or_default(),
+        coordinator_id: id.clone(),
+        control: Arc::new(handle.clone()),
+        engine: inference.engine().clone(),
+    });
     let sources = Sources {
+        control: handle,
         engine: inference.engine().clone(),
         links,
         journal,
@@ -102,6 +118,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         output::line(&format!("listening on {address}"))?;
         let options = ServerOptions { door, counters, drain: config.drain_timeout.0 };
         let serving = serve(inference, listener, shutdown.clone(), options);
+        let serving = admin::beside(serving, admin_port, operators);
         metrics::beside(serving, metrics, page(sources, membership), shutdown)
             .await
             .map_err(|error| Error::failed("the coordinator stopped", error))?;

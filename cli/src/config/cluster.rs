@@ -356,6 +356,11 @@ impl ClusterConfig {
         Ok(Some(EtcdUser { name: user.name.clone(), password }))
     }
 
+    /// Its name.
+    pub fn name(&self) -> String {
+        self.name.to_string()
+    }
+
     /// Where others reach a process that listens on `listening`.
     pub fn advertised(&self, listening: SocketAddr, host_name: &str) -> PeerAddress {
         advertised(self.advertise.as_ref(), listening, host_name)

@@ -8,7 +8,7 @@ use shimmer_proto::tls::TlsFiles;
 use super::ConfigError;
 
 /// All three files of a member, or none.
-pub(super) fn member_files(
+pub(crate) fn member_files(
     ca: Option<PathBuf>,
     cert: Option<PathBuf>,
     key: Option<PathBuf>,

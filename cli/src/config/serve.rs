@@ -150,6 +150,10 @@ settings_with_cluster! {
         journal_limit: ByteSize = ByteSize(1 << 30),
             because "1 GiB: four bytes a token, so the prompts and answers of hundreds of thousands of requests";
 
+        /// Address for operators: `shimmer status`, `drain` and the other orders; with mutual TLS if there are the three files
+        #[arg(long, env = "SHIMMER_ADMIN_LISTEN", value_name = "ADDRESS")]
+        admin_listen: SocketAddr, because "without it nobody can ask or order anything; 50053 is the usual port";
+
         /// Address of the page that Prometheus reads: http://ADDRESS/metrics, and /metrics.json
         #[arg(long, env = "SHIMMER_METRICS_LISTEN", value_name = "ADDRESS")]
         metrics_listen: SocketAddr,
@@ -234,6 +238,8 @@ pub struct ServeConfig {
     pub drain_timeout: Period,
     /// Absent: requests are not written down.
     pub journal: Option<JournalOptions>,
+    /// Absent: no admin port.
+    pub admin_listen: Option<SocketAddr>,
     /// Absent: no page.
     pub metrics_listen: Option<SocketAddr>,
     /// Towards workers; absent: plaintext.
@@ -361,6 +367,7 @@ impl ServeSettings {
             own_experts: all.own_experts,
             drain_timeout: all.drain_timeout.ok_or_else(|| missing("drain-timeout"))?,
             journal,
+            admin_listen: all.admin_listen,
             metrics_listen: all.metrics_listen,
             tls: member_files(all.tls_ca, all.tls_cert, all.tls_key)?,
             api_keys: all.api_keys,

@@ -123,7 +123,7 @@ fn bump(counter: &AtomicU64) {
 }
 
 /// The door of one listener.
-pub(super) struct Door {
+pub(crate) struct Door {
     acceptor: Acceptor,
     seats: Arc<Semaphore>,
     refusals: Arc<Semaphore>,
@@ -134,7 +134,7 @@ pub(super) struct Door {
 
 impl Door {
     /// A door, and the guests that come through it.
-    pub(super) fn new(
+    pub(crate) fn new(
         options: DoorOptions,
         counters: Arc<DoorCounters>,
     ) -> (Self, impl Stream<Item = io::Result<Guest>> + use<>) {
@@ -151,7 +151,7 @@ impl Door {
     }
 
     /// Lets guests in until `close` is cancelled. A failing accept is a shortage that passes, never the end.
-    pub(super) async fn attend(self, listener: TcpListener, close: CancellationToken) {
+    pub(crate) async fn attend(self, listener: TcpListener, close: CancellationToken) {
         let mut tasks = JoinSet::new();
         loop {
             tokio::select! {
@@ -225,7 +225,7 @@ async fn show_out(acceptor: &Acceptor, socket: TcpStream, limit: usize) {
 }
 
 /// A client's connection.
-pub(super) struct Guest {
+pub(crate) struct Guest {
     stream: PeerStream,
     called: Arc<AtomicBool>,
     /// Runs while no call has come.
@@ -263,7 +263,7 @@ impl Drop for Guest {
 
 /// What a call knows of its connection.
 #[derive(Debug, Clone)]
-pub(super) struct GuestInfo {
+pub(crate) struct GuestInfo {
     called: Arc<AtomicBool>,
     peer: Option<std::net::SocketAddr>,
 }
@@ -324,7 +324,7 @@ impl AsyncWrite for Guest {
 }
 
 /// Notes that a connection has made a call; for every service.
-pub(super) fn note_call(request: Request<()>) -> Result<Request<()>, Status> {
+pub(crate) fn note_call(request: Request<()>) -> Result<Request<()>, Status> {
     if let Some(guest) = request.extensions().get::<GuestInfo>() {
         guest.called.store(true, Relaxed);
     }

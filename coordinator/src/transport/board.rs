@@ -25,7 +25,10 @@ use super::{
     plans::Plans,
     status::{ClusterStatus, LinkState},
 };
-use crate::placement::{Candidate, Placement};
+use crate::{
+    admin::KnownWorker,
+    placement::{Candidate, Placement},
+};
 pub(super) use seat::{Orders, SeatFacts};
 use seat::{Quarantine, Seat};
 
@@ -255,6 +258,11 @@ impl Board {
     /// Follows the placements.
     pub(super) fn plans(&self) -> watch::Receiver<Plans> {
         self.plans.subscribe()
+    }
+
+    /// What operators are told of each seat.
+    pub(super) fn known(&self) -> Vec<KnownWorker> {
+        self.lock().seats.iter().map(Seat::known).collect()
     }
 
     /// Changes the placements.

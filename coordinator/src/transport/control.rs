@@ -18,10 +18,11 @@ use shimmer_proto::{
     },
 };
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::{
     board::SeatFacts,
+    handle::RebalanceOrder,
     link::{Carriers, Ground},
     plans::Plan,
 };
@@ -47,12 +48,13 @@ pub(super) fn start(
     store: Arc<dyn MembershipStore>,
     carriers: Carriers,
     heat: watch::Receiver<HeatRecord>,
+    orders: mpsc::Receiver<RebalanceOrder>,
 ) -> io::Result<JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let control = Control::new(ground, store, carriers);
     std::thread::Builder::new()
         .name("placement".to_owned())
-        .spawn(move || runtime.block_on(control.run(heat)))
+        .spawn(move || runtime.block_on(control.run(heat, orders)))
 }
 
 type Outcome = Result<Written, StoreError>;
@@ -125,7 +127,11 @@ impl Control {
         }
     }
 
-    async fn run(mut self, mut heat: watch::Receiver<HeatRecord>) {
+    async fn run(
+        mut self,
+        mut heat: watch::Receiver<HeatRecord>,
+        mut orders: mpsc::Receiver<RebalanceOrder>,
+    ) {
         let shutdown = self.ground.shutdown.clone();
         let id = self.ground.config.coordinator_id.clone();
         if let Some(record) = &self.ground.config.announced {
@@ -156,6 +162,11 @@ impl Control {
                 changed = plans.changed() => if changed.is_err() { break },
                 (about, outcome) = ended(&mut leading) => self.settle(about, &outcome),
                 (about, outcome) = ended(&mut quarantine) => self.settle(about, &outcome),
+                Some(order) = orders.recv() => {
+                    let plan = self.leader.rebalance(&self.view(&snapshot, &seats), &snapshot, order.max_moves);
+                    // Whoever asked may have gone.
+                    drop(order.answer.send(plan));
+                }
                 Ok(()) = heat.changed() => {
                     self.announce(format!("{HEAT}{id}"), &*heat.borrow_and_update());
                 }
@@ -180,14 +191,19 @@ impl Control {
             self.follow_placement(snapshot, now);
             self.offer(now);
         }
-        let links: Vec<LinkFacts> = seats.iter().map(link_facts).collect();
-        let view = View::new(&self.seen(snapshot), &links, &self.digest);
+        let view = self.view(snapshot, seats);
         let decision = self.leader.decide(&view, snapshot, now);
         let mut complaints = view.complaints;
         complaints.extend(decision.hindrance.clone());
         self.complain(complaints);
         let wake = decision.wake.into_iter().chain(self.switch.due()).min();
         (decision.duty, wake.map(|wake| wake.max(now + LOOKS_APART)))
+    }
+
+    /// The cluster as the cores see it.
+    fn view(&self, snapshot: &Snapshot, seats: &[SeatFacts]) -> View {
+        let links: Vec<LinkFacts> = seats.iter().map(link_facts).collect();
+        View::new(&self.seen(snapshot), &links, &self.digest)
     }
 
     /// Tells the switch which sessions came, went, and are ready.

@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use shimmer_proto::expert::v1::SessionRequest;
@@ -52,6 +52,8 @@ pub(super) struct Lane {
     suspect: AtomicBool,
     /// Wakes whoever asks the worker by other means whether it is alive.
     doubt: Notify,
+    /// How long it usually takes for a row, microseconds; 0 while that is not known.
+    usual_us: AtomicU64,
     /// When it last answered that question.
     vouched: Mutex<Option<Instant>>,
     /// Experts that it is to prove, because another worker computed something else.
@@ -66,6 +68,16 @@ impl Lane {
     /// Whether the worker takes work of a generation now.
     pub(super) fn serves(&self, generation: u64) -> bool {
         generation != 0 && self.ready.iter().any(|g| g.load(Ordering::Acquire) == generation)
+    }
+
+    /// How long the worker usually takes for a row, as far as that is known.
+    pub(super) fn usual(&self) -> Duration {
+        Duration::from_micros(self.usual_us.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_usual(&self, usual: Duration) {
+        let us = u64::try_from(usual.as_micros()).unwrap_or(u64::MAX);
+        self.usual_us.store(us, Ordering::Relaxed);
     }
 
     /// Whether the worker takes hints now.

@@ -10,6 +10,9 @@ use shimmer_proto::expert::v1::Fence;
 
 use super::{RemoteConfig, board::Member, lane::Lane, latency::LatencyTracker};
 
+/// Looking through the last answers takes a tenth of a microsecond, which is not worth it for each.
+const TELL_EVERY: u32 = 16;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -19,6 +22,8 @@ pub(super) struct Peer {
     pub(super) latency: LatencyTracker,
     /// Work that is out, oldest first. A worker answers in order.
     out: VecDeque<Out>,
+    /// Answers since observers were told what is usual.
+    untold: u32,
     /// The session that the work went to.
     session: u64,
     /// It was asked to prove itself in that session.
@@ -61,6 +66,7 @@ impl Peer {
             weight: member.weight,
             latency: LatencyTracker::new(config.layer_floor, config.layer_ceiling),
             out: VecDeque::new(),
+            untold: 0,
             session: 0,
             proving: false,
             answered: Instant::now(),
@@ -100,6 +106,11 @@ impl Peer {
         if let Some(place) = self.out.iter().position(|out| out.fence.part == part) {
             let out = self.out.remove(place).expect("the place was found");
             self.latency.record(out.rows, now.saturating_duration_since(out.sent));
+            self.untold += 1;
+            if self.untold == TELL_EVERY {
+                self.untold = 0;
+                self.lane.set_usual(self.latency.usual(1).unwrap_or_default());
+            }
         }
     }
 

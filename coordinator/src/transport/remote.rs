@@ -25,6 +25,7 @@ use super::{
     board::{Board, Member},
     control,
     counters::{RemoteCounters, RemoteObserver},
+    handle::ClusterHandle,
     heat::HeatKeeper,
     link::{Carriers, Event, Ground, News},
     peer::{Due, Out, Peer},
@@ -59,6 +60,7 @@ pub struct RemoteWorkers {
     /// The placement of this step.
     in_force: Option<Plan>,
     heat: HeatKeeper,
+    handle: ClusterHandle,
     shutdown: CancellationToken,
     threads: Vec<JoinHandle<()>>,
 }
@@ -91,7 +93,9 @@ impl RemoteWorkers {
             shutdown: shutdown.clone(),
         };
         let (carriers, threads) = Carriers::start(ground.clone())?;
+        let (handle, orders) = ClusterHandle::new(Arc::clone(&board), Arc::clone(&store));
         let mut remote = Self {
+            handle,
             infos: Vec::new(),
             plans: board.plans(),
             roster: board.roster(),
@@ -112,7 +116,7 @@ impl RemoteWorkers {
         };
         // The seats of a static list are there from the start.
         carriers.take(remote.board.follow(&store.watch().borrow_and_update().clone()));
-        remote.threads.push(control::start(ground, store, carriers, heated)?);
+        remote.threads.push(control::start(ground, store, carriers, heated, orders)?);
         remote.grow();
         Ok(remote)
     }
@@ -120,6 +124,11 @@ impl RemoteWorkers {
     /// Follows the state of the workers.
     pub fn status(&self) -> watch::Receiver<ClusterStatus> {
         self.board.status()
+    }
+
+    /// What operators may know and order, also after the step thread has taken this.
+    pub fn handle(&self) -> ClusterHandle {
+        self.handle.clone()
     }
 
     /// What has been counted so far.

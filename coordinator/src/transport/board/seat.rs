@@ -15,6 +15,7 @@ use super::{
     super::{lane::Lane, status::LinkState},
     Member,
 };
+use crate::admin::KnownWorker;
 
 /// How long a worker that could not take its experts is given none, if it comes back as it was. It would refuse them again,
 /// and each time there would be a new placement.
@@ -248,6 +249,27 @@ impl Seat {
     /// Whether it could compute any expert of a layer under a generation.
     pub(super) fn covers(&self, layer: u32, generation: u64) -> bool {
         self.lane.serves(generation) && !self.absent_layers.contains(&layer)
+    }
+
+    /// What operators are told.
+    pub(super) fn known(&self) -> KnownWorker {
+        let (state, detail) = self.shown();
+        let hello = self.hello.as_ref();
+        let recorded = self.record.as_ref();
+        let host = hello.map(|hello| hello.host.clone()).filter(|host| !host.is_empty());
+        KnownWorker {
+            id: self.id.clone(),
+            address: self.address_text(),
+            host: host.or_else(|| Some(recorded?.host.clone())).unwrap_or_default(),
+            state: state.name(),
+            detail,
+            draining: self.is_leaving(),
+            loaded_experts: self.experts,
+            loaded_bytes: self.bytes,
+            ram_budget_bytes: hello.map_or(0, |hello| hello.ram_budget_bytes),
+            weight: hello.map_or(1.0, |hello| hello.weight),
+            p99: self.lane.usual(),
+        }
     }
 
     pub(super) fn member(&self) -> Member {
