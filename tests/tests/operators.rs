@@ -36,7 +36,8 @@ impl Operated {
         more: Vec<String>,
         flags: Vec<String>,
     ) -> Self {
-        let mut args = ["--admin-listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
+        let mut args =
+            ["--id", "coordinator", "--admin-listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
         args.extend(more);
         let options = ClusterOptions { workers, args, ..ClusterOptions::new(container, 0) };
         let cluster = Cluster::start(&options);
