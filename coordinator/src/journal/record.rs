@@ -53,6 +53,7 @@ pub struct Ending {
 }
 
 /// One record.
+#[expect(clippy::large_enum_variant, reason = "one at a time, while a file is read or written")]
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Record {
     Accepted(Accepted),
