@@ -52,7 +52,7 @@ pub(crate) type Client = InferenceServiceClient<InterceptedService<Channel, Show
 /// Takes requests of the public API.
 #[derive(Debug)]
 pub(crate) enum Backend {
-    Remote(Remote),
+    Remote(Box<Remote>),
     Local(LocalCluster),
 }
 
@@ -63,7 +63,9 @@ impl Backend {
     /// Nothing answers at the endpoint, or the container cannot be served.
     pub(crate) async fn open(target: Target) -> Result<Self, Error> {
         match target {
-            Target::Endpoint(endpoints) => Ok(Self::Remote(Remote::open(endpoints).await?)),
+            Target::Endpoint(endpoints) => {
+                Ok(Self::Remote(Box::new(Remote::open(endpoints).await?)))
+            }
             Target::InProcess(options) => {
                 // Reading the trunk and filling the arenas takes seconds.
                 let started =
@@ -83,7 +85,7 @@ impl Backend {
     pub(crate) async fn generate(&self, request: GenerateRequest) -> Result<Events, Error> {
         match self {
             Self::Remote(remote) => {
-                let joined = Joined::start(remote.clone(), request).await?;
+                let joined = Joined::start(Remote::clone(remote), request).await?;
                 Ok(Events::Remote(Box::new(joined)))
             }
             Self::Local(cluster) => {

@@ -118,7 +118,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         output::line(&format!("listening on {address}"))?;
         let options = ServerOptions { door, counters, drain: config.drain_timeout.0 };
         let serving = serve(inference, listener, shutdown.clone(), options);
-        let serving = admin::beside(serving, admin_port, operators);
+        let serving = Box::pin(admin::beside(serving, admin_port, operators));
         metrics::beside(serving, metrics, page(sources, membership), shutdown)
             .await
             .map_err(|error| Error::failed("the coordinator stopped", error))?;
