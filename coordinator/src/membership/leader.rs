@@ -421,6 +421,12 @@ impl Leader {
                     }
                 }
             };
+        if candidates.iter().map(|c| &c.id).eq(workers) && placement == decided.placement {
+            // A worker that came back with a little more memory, say: nothing moves.
+            self.facts.of = candidates.into_iter().map(|c| (c.id.clone(), c)).collect();
+            self.pending = None;
+            return Decision { wake: wish.wake, ..Decision::default() };
+        }
         let decision = self.propose(&placement, candidates, base, reason);
         Decision { wake: wish.wake, ..decision }
     }

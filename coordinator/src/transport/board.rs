@@ -90,6 +90,7 @@ impl Board {
         for seat in &mut state.seats {
             seat.record = None;
         }
+        let mut records: Vec<(&str, PeerAddress, WorkerRecord)> = Vec::new();
         for (key, entry) in &snapshot.entries {
             let Some(name) = id_in(WORKERS, key) else { continue };
             let record = serde_json::from_str::<WorkerRecord>(&entry.value);
@@ -97,13 +98,18 @@ impl Board {
                 let address = record.address.parse::<PeerAddress>();
                 address.map(|address| (address, record)).map_err(|error| error.to_string())
             });
-            let (address, record) = match parsed {
-                Ok(parsed) => parsed,
+            match parsed {
+                Ok((address, record)) => records.push((name, address, record)),
                 Err(detail) => {
                     tracing::warn!(key = shown(key), detail, "ignoring a record of a worker");
-                    continue;
                 }
-            };
+            }
+        }
+        if self.fixed {
+            // The places in the list.
+            records.sort_by_key(|(_, _, record)| record.incarnation);
+        }
+        for (name, address, record) in records {
             let name = if self.fixed { None } else { Some(name) };
             let found = state.seats.iter().position(|seat| match name {
                 Some(id) => seat.id.as_deref() == Some(id),

@@ -40,9 +40,9 @@ impl FixedStore {
     }
 
     /// A store of workers of which only the addresses are known: `workers/<address>`, each worker taken for an ordinary one
-    /// that has everything until its hello says more.
+    /// that has everything until its hello says more. Its `incarnation` is its place in the list.
     pub fn of_workers<'a>(addresses: impl IntoIterator<Item = &'a PeerAddress>) -> Self {
-        let entry = |address: &PeerAddress| {
+        let entry = |(place, address): (u64, &PeerAddress)| {
             let record = WorkerRecord {
                 address: address.to_string(),
                 host: address.host().to_owned(),
@@ -50,13 +50,13 @@ impl FixedStore {
                 ram_budget_bytes: 0,
                 absent_layers: Vec::new(),
                 container_digest: String::new(),
-                incarnation: 0,
+                incarnation: place,
                 draining: false,
             };
             let value = serde_json::to_string(&record).expect("a record of numbers and text");
             (format!("{WORKERS}{address}"), value)
         };
-        Self::new(addresses.into_iter().map(entry).collect())
+        Self::new((0..).zip(addresses).map(entry).collect())
     }
 
     fn snapshot(model: &Model) -> Snapshot {

@@ -329,7 +329,11 @@ fn a_worker_that_returns_within_its_time_changes_no_placement() {
     let killed = Meddler::start("b", Fault::WantsHints);
     let member = register(&store, "b", killed.address());
     let live = Live::start(store, eager(), &[]);
-    live.wait("both to serve", |live| ["a", "b"].iter().all(|id| live.state(id) == "serving"));
+    live.wait("both to hold experts", |live| {
+        let status = live.status.borrow();
+        let holds = |id: &str| status.workers.iter().any(|w| w.worker_id == id && w.experts > 0);
+        holds("a") && holds("b")
+    });
     assert_eq!(finish(live.submit()), expected);
     let generation = live.gates.generation.load(Ordering::SeqCst);
     // The connection breaks, the lease lasts a while, then it comes back elsewhere.
