@@ -161,10 +161,10 @@ impl Bench {
 
 /// The file whose name begins with an id.
 pub(super) fn file(journal: &Path, id: &str) -> PathBuf {
-    let entries = std::fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
+    let mut entries = std::fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
     let named =
         |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(&format!("{id}-"));
-    entries.filter(named).next().unwrap_or_else(|| panic!("no file of {id}"))
+    entries.find(named).unwrap_or_else(|| panic!("no file of {id}"))
 }
 
 /// Events without the times and the name, which differ from run to run.
