@@ -171,6 +171,7 @@ fn print_config_shows_the_effective_settings() {
         "# journal =  (not set)",
         "journal-keep = \"3600s\"  (default)",
         "journal-limit = \"1GiB\"  (default)",
+        "# admin-listen =  (not set)",
         "# metrics-listen =  (not set)",
         "# tls-ca =  (not set)",
         "# tls-cert =  (not set)",
