@@ -7,6 +7,7 @@
 )]
 
 mod api;
+mod api_reference;
 mod clients;
 mod faults;
 mod hosts;
