@@ -8,6 +8,7 @@
 
 mod api;
 mod clients;
+mod containers;
 mod faults;
 mod hosts;
 mod kernels_f64;
