@@ -4,8 +4,8 @@
     scripts/sbom.py IMAGE > sbom.json               what is linked, and the Debian packages that the image carries
     scripts/sbom.py --packages DIR > sbom.json      the same from a directory of dpkg status records, without an engine
 
-What is linked comes from `cargo metadata` and Cargo.lock: the crates that the binary needs to run, without those of
-tests and build scripts. Same input, same bytes: the time is that of SOURCE_DATE_EPOCH, or absent.
+What is linked is what `cargo tree` says of the binary alone, without tests and build scripts; the rest comes from `cargo
+metadata`, which joins the features of the whole workspace and so names more, and from Cargo.lock. Same input, same bytes: the time is that of SOURCE_DATE_EPOCH, or absent.
 """
 
 import argparse
@@ -51,15 +51,19 @@ def crates(target):
         return [
             dep["pkg"]
             for dep in node["deps"]
-            if any(kind["kind"] is None for kind in dep["dep_kinds"])
+            if dep["pkg"] in reached
+            and any(kind["kind"] is None for kind in dep["dep_kinds"])
         ]
 
-    reached, waiting = set(), [root]
-    while waiting:
-        package = waiting.pop()
-        if package not in reached:
-            reached.add(package)
-            waiting.extend(normal(nodes[package]))
+    tree = run(
+        *("cargo", "tree", "--locked", "--package", BINARY, "--target", target),
+        *("--edges", "normal", "--prefix", "none", "--format", "{p}"),
+    )
+    linked = {tuple(line.split()[:2]) for line in tree.decode().splitlines() if line}
+    key = lambda package: (package["name"], f"v{package['version']}")
+    reached = {i for i, package in packages.items() if key(package) in linked}
+    if len(reached) != len(linked):
+        sys.exit("error: cargo tree and cargo metadata disagree about what is linked")
 
     def reference(package):
         package = packages[package]

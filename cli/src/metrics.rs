@@ -107,7 +107,7 @@ impl fmt::Debug for Shown {
 }
 
 /// What is said as long as there is no page.
-const LOADING: &str = "loading: the container is not open yet";
+const LOADING: &str = "loading: this process does not serve yet";
 
 impl Shown {
     /// Whether requests may come.

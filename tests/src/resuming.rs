@@ -62,7 +62,7 @@ pub async fn follow(address: &Address, request: GenerateRequest, deltas: &Atomic
                 began = true;
                 continue;
             }
-            Err(status) if comes_back(&status) => {
+            Err(status) if comes_back(&status) || never_left(&status) => {
                 seen.outcome = Err(status);
                 tokio::time::sleep(POLL).await;
                 continue;
@@ -108,6 +108,13 @@ pub async fn follow(address: &Address, request: GenerateRequest, deltas: &Atomic
 /// Whether the same call may succeed soon.
 fn comes_back(status: &Status) -> bool {
     status.code() == Code::Unavailable
+}
+
+/// Whether a call met a connection that was closing: then nothing of it was sent, and no stream was cut.
+fn never_left(status: &Status) -> bool {
+    let source = std::error::Error::source(status);
+    let by_transport = source.is_some_and(|source| source.is::<tonic::transport::Error>());
+    status.code() == Code::Cancelled && by_transport
 }
 
 fn take(

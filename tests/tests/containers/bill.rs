@@ -66,6 +66,9 @@ fn the_bill_of_materials_agrees_with_the_lock_file() {
         components(&one, "pkg:cargo/").into_iter().map(name_and_version).collect();
     crates.insert(name_and_version(&one["metadata"]["component"]));
     assert_eq!(crates, linked(), "what cargo says is linked");
+    for tests_only in ["criterion", "loom", "proptest", "turmoil", "shimmer-tests"] {
+        assert!(crates.iter().all(|(name, _)| name != tests_only), "{tests_only} does not ship");
+    }
 
     let lock = std::fs::read_to_string(root().join("Cargo.lock")).unwrap();
     let lock: toml::Table = lock.parse().unwrap();

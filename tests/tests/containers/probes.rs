@@ -1,6 +1,6 @@
 //! What probes hear from real processes, from the first moment to the last. No engine is needed for that.
 
-use std::{net::TcpListener, path::Path, process::Command, time::Duration};
+use std::{net::TcpListener, process::Command, time::Duration};
 
 use shimmer_model::{NumericClass, tiny::Preset};
 use shimmer_tests::{
@@ -43,24 +43,21 @@ fn unhealthy(page: &str, path: &str, reason: &str) {
     assert!(code == Some(1) && text.contains(reason) && text.lines().count() == 1, "{text}");
 }
 
-/// A container whose manifest is a pipe that nobody writes to: opening it takes as long as the test likes.
-fn endless(directory: &Path) {
-    let manifest = directory.join("manifest.json");
-    let made = Command::new("mkfifo").arg(manifest).status().unwrap();
-    assert!(made.success());
-}
-
 #[test]
 fn a_role_that_loads_is_alive_and_not_ready_and_ends_on_request() {
+    let model = TinyModel::new(Preset::Glm4Moe);
+    let container = model.container(NumericClass::default()).display().to_string();
+    // A file that nobody writes to: the start takes as long as this test likes.
     let directory = TempDir::new().unwrap();
-    endless(directory.path());
-    let container = directory.path().display().to_string();
+    let endless = directory.path().join("endless").display().to_string();
+    assert!(Command::new("mkfifo").arg(&endless).status().unwrap().success());
+    let tls = ["--tls-ca", &endless, "--tls-cert", &endless, "--tls-key", &endless];
     let more: [(&str, &[&str]); 2] =
         [("serve", &["--workers", "127.0.0.1:1", "--id", "c"]), ("worker", &["--id", "w"])];
     for (role, more) in more {
         let first = [role, "--container", &container, "--listen", "127.0.0.1:0"];
         let page = ["--metrics-listen", "127.0.0.1:0"];
-        let args: Vec<&str> = [&first, &page[..], more].concat();
+        let args: Vec<&str> = [&first, &page[..], &tls, more].concat();
         let log = TempDir::new().unwrap();
         let mut process = Process::shimmer(role, &args, [("RUST_BACKTRACE", "1")], log.path());
         let page = page_of(&process);

@@ -20,9 +20,9 @@ fn run(engine: &Engine, bench: &Bench, flags: &[&str], args: &[&str]) -> Result<
 fn answer(json: &str) -> Value {
     let line = json.lines().last().unwrap();
     let answer: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {json}"));
-    assert_eq!(answer["token_ids"].as_array().unwrap().len(), 6, "{answer}");
+    assert_eq!(answer["tokens"].as_array().unwrap().len(), 6, "{answer}");
     assert_eq!(answer["logits_sha256"].as_str().unwrap().len(), 64, "{answer}");
-    serde_json::json!([answer["token_ids"], answer["text"], answer["logits_sha256"]])
+    serde_json::json!([answer["tokens"], answer["text"], answer["logits_sha256"]])
 }
 
 #[test]
