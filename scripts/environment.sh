@@ -114,9 +114,9 @@ fetch_container_base() {
     command -v debootstrap >/dev/null || (install_system_packages debootstrap) >&2 || return 1
     work=$(mktemp -d)
     if debootstrap --variant=minbase --include=libhwloc15,libudev1,procps,strace,iproute2,ca-certificates \
-      bookworm "$work/root" http://deb.debian.org/debian >"$base.log" 2>&1; then
-      rm -rf "$work"/root/var/cache/apt/* "$work"/root/var/lib/apt/lists/* "$work"/root/var/log/*
-      tar -C "$work/root" --numeric-owner -cf "$base.partial" . && mv "$base.partial" "$base"
+      bookworm "$work/base" >"$base.log" 2>&1; then
+      rm -rf "$work"/base/var/cache/apt/* "$work"/base/var/lib/apt/lists/* "$work"/base/var/log/*
+      tar -C "$work/base" --numeric-owner -cf "$base.partial" . && mv "$base.partial" "$base"
     fi
     rm -rf "$work" "$base.partial"
   fi

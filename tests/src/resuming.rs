@@ -62,7 +62,7 @@ pub async fn follow(address: &Address, request: GenerateRequest, deltas: &Atomic
                 began = true;
                 continue;
             }
-            Err(status) if comes_back(&status) || never_left(&status) => {
+            Err(status) if comes_back(&status) || unanswered(&status) => {
                 seen.outcome = Err(status);
                 tokio::time::sleep(POLL).await;
                 continue;
@@ -110,11 +110,10 @@ fn comes_back(status: &Status) -> bool {
     status.code() == Code::Unavailable
 }
 
-/// Whether a call met a connection that was closing: then nothing of it was sent, and no stream was cut.
-fn never_left(status: &Status) -> bool {
-    let source = std::error::Error::source(status);
-    let by_transport = source.is_some_and(|source| source.is::<tonic::transport::Error>());
-    status.code() == Code::Cancelled && by_transport
+/// Whether nobody answered a call, because its connection was closed before: no stream was cut by that. Inside a stream no
+/// error has this source.
+fn unanswered(status: &Status) -> bool {
+    std::error::Error::source(status).is_some_and(|source| source.is::<tonic::transport::Error>())
 }
 
 fn take(
