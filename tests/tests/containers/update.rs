@@ -115,8 +115,8 @@ fn a_rolling_update_cuts_no_stream_and_changes_no_byte() {
     let engine = engine().unwrap();
     let jobs: Vec<Job> = (0..CLIENTS).map(|seed| job(seed, TOKENS)).collect();
     let expected = bench.expected(&jobs);
-    // Short, so that streams are handed over.
-    compose.set("DRAIN_TIMEOUT", "300ms");
+    // Shorter than any answer, so that streams are handed over.
+    compose.set("DRAIN_TIMEOUT", "10ms");
     compose.run(&["up", "--detach"]);
     compose.wait_until_serving();
     let version = |compose: &Compose, service: &str| {
@@ -168,7 +168,7 @@ fn an_update_of_the_model_mixes_no_tokens() {
     let after: Vec<Outcome> = jobs.iter().map(|job| run.run(job)).collect();
     drop(run);
     assert!(before.iter().zip(&after).all(|(one, other)| one.tokens != other.tokens));
-    compose.set("DRAIN_TIMEOUT", "300ms");
+    compose.set("DRAIN_TIMEOUT", "10ms");
     compose.run(&["up", "--detach"]);
     compose.wait_until_serving();
 
