@@ -9,7 +9,7 @@ use shimmer_coordinator::{
     engine::{EngineConfig, EngineMemory},
     journal::{Journal, JournalError},
     membership::leader::Timings,
-    metrics::{CoordinatorCollector, Sources},
+    metrics::{CoordinatorCollector, Sources, VllmCollector},
     transport::{ClusterModel, OwnExperts, RemoteConfig, RemoteWorkers},
 };
 use shimmer_kernels::Kernels;
@@ -32,7 +32,7 @@ use crate::{
     error::Error,
     local::{OwnCopy, engine_terms, inference, kernels, refuse},
     logging,
-    metrics::{self, MembershipCollector, MembershipReport, Metrics, Page},
+    metrics::{self, MembershipCollector, MembershipReport, Metrics, Page, ProcessCollector},
     output, shutdown,
 };
 
@@ -46,6 +46,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let kernels = kernels(config.isa)?;
     let identity = security::identity(config.tls.as_ref())?;
     let members = identity.as_ref().map(|identity| identity.server());
+    let process = ProcessCollector::new("coordinator").with_certificate("member", members.clone());
     let dialer = identity.map_or_else(Dialer::plaintext, |identity| Dialer::tls(identity.client()));
     let admin_port = config.admin_listen.map(|at| AdminPort::bind(at, members)).transpose()?;
     let metrics = config.metrics_listen.map(Metrics::bind).transpose()?;
@@ -55,6 +56,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let address =
         listener.local_addr().map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
     let door = security::door(&config, address)?;
+    let process = process.with_certificate("api", door.tls.clone());
     let counters = Arc::<DoorCounters>::default();
     let links = |error| Error::failed("cannot start the links to the workers", error);
     let journal = config.journal.clone().map(Journal::open).transpose().map_err(cannot_journal)?;
@@ -80,6 +82,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let (status, links, handle) = (workers.status(), workers.observer(), workers.handle());
     let name =
         config.model_name.clone().unwrap_or_else(|| container.manifest().source.name.clone());
+    let shown_as = name.clone();
     let inference = inference(
         &container,
         kernels,
@@ -119,7 +122,8 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         let options = ServerOptions { door, counters, drain: config.drain_timeout.0 };
         let serving = serve(inference, listener, shutdown.clone(), options);
         let serving = Box::pin(admin::beside(serving, admin_port, operators));
-        metrics::beside(serving, metrics, page(sources, membership), shutdown)
+        let page = page(sources, membership, shown_as, process);
+        metrics::beside(serving, metrics, page, shutdown)
             .await
             .map_err(|error| Error::failed("the coordinator stopped", error))?;
         tracing::info!("stopped");
@@ -134,10 +138,18 @@ fn cannot_journal(error: JournalError) -> Error {
 }
 
 /// What the coordinator counts, and how the store stands that it is in.
-fn page(sources: Sources, membership: watch::Receiver<Snapshot>) -> Page {
-    let (text, view) = (sources.clone(), membership.clone());
+fn page(
+    sources: Sources,
+    membership: watch::Receiver<Snapshot>,
+    model_name: String,
+    process: ProcessCollector,
+) -> Page {
+    let (text, view, engine) = (sources.clone(), membership.clone(), sources.engine.clone());
     let mut registry = metrics::registry(CoordinatorCollector(move || text.report()));
+    registry
+        .register_collector(Box::new(VllmCollector { model_name, stats: move || engine.stats() }));
     registry.register_collector(Box::new(MembershipCollector(view)));
+    registry.register_collector(Box::new(process));
     let json = move || {
         let mut report = serde_json::json!(sources.report());
         let membership = MembershipReport::of(&membership.borrow(), SystemTime::now());

@@ -21,7 +21,7 @@ use crate::{
     error::Error,
     local::{kernels, refuse_worker},
     logging,
-    metrics::{self, MembershipCollector, MembershipReport, Metrics, Page},
+    metrics::{self, MembershipCollector, MembershipReport, Metrics, Page, ProcessCollector},
     output,
     profile::{Moment, Profile},
     shutdown,
@@ -36,6 +36,7 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
     let container = super::open_container(&config.container)?;
     let kernels = kernels(config.isa)?;
     let tls = security::identity(config.tls.as_ref())?.map(|identity| identity.server());
+    let process = ProcessCollector::new("worker").with_certificate("member", tls.clone());
     let metrics = config.metrics_listen.map(Metrics::bind).transpose()?;
     let listener = bind(&config.listen.to_string())
         .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
@@ -65,7 +66,7 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         output::line(&format!("listening on {address}"))?;
         let options =
             ServeConfig { drain_timeout: config.drain_timeout.0, tls, ..ServeConfig::default() };
-        let page = page(&core, store.as_ref().map(|store| store.watch()));
+        let page = page(&core, store.as_ref().map(|store| store.watch()), process);
         let registration = store
             .zip(config.cluster)
             .map(|(store, cluster)| Registration::new(store, cluster, &core, address));
@@ -86,9 +87,14 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
 }
 
 /// What the worker counts, and how the store stands that it is in.
-fn page(core: &Arc<ExpertCore>, view: Option<watch::Receiver<Snapshot>>) -> Page {
+fn page(
+    core: &Arc<ExpertCore>,
+    view: Option<watch::Receiver<Snapshot>>,
+    process: ProcessCollector,
+) -> Page {
     let (text, json) = (Arc::clone(core), Arc::clone(core));
     let mut registry = metrics::registry(WorkerCollector(move || WorkerReport::of(&text)));
+    registry.register_collector(Box::new(process));
     if let Some(view) = view.clone() {
         registry.register_collector(Box::new(MembershipCollector(view)));
     }
