@@ -62,6 +62,7 @@ impl Active {
     }
 
     /// Notes that a token was sampled.
+    #[inline(never)]
     pub(super) fn token(&mut self, stats: &mut RequestStats) {
         let now = Instant::now();
         match self.last_token.replace(now) {

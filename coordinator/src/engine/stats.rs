@@ -107,6 +107,7 @@ impl EngineStats {
     }
 
     /// Notes a step that has ended.
+    #[inline(never)]
     pub(super) fn step(
         &mut self,
         prefill_rows: usize,

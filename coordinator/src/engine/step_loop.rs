@@ -255,7 +255,9 @@ impl StepLoop<'_> {
         self.step += 1;
     }
 
-    /// Brings the figures up to date for who reads them on other threads.
+    /// Brings the figures up to date for who reads them on other threads. Not inlined, like what counts steps and tokens:
+    /// tests/perf/metrics_cost.py finds them by name.
+    #[inline(never)]
     fn publish(&mut self) {
         let Self { trunk, scheduler, stats, published, .. } = self;
         let (running, waiting) = scheduler.load();
