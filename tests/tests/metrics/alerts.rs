@@ -15,7 +15,8 @@ fn files(directory: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(root().join(directory)).unwrap();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    let names: Vec<_> = files.iter().map(|file| file.file_name().unwrap()).collect();
+    let names: Vec<_> =
+        files.iter().map(|file| file.file_name().unwrap().to_string_lossy()).collect();
     assert_eq!(names, FILES.map(|name| format!("{name}.yaml")), "{directory}");
     files
 }
