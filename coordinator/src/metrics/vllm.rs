@@ -50,7 +50,10 @@ const COUNTERS: &[Family<u64>] = &[
     ("vllm:generation_tokens", "Tokens sampled.", |e| e.generated_tokens),
 ];
 
-const REASONS: &[(&str, fn(&RequestStats) -> u64)] = &[
+/// Value of a label, and where to read its series.
+type Reason = (&'static str, fn(&RequestStats) -> u64);
+
+const REASONS: &[Reason] = &[
     ("stop", |r| r.stopped),
     ("length", |r| r.full),
     ("abort", |r| r.aborted),
