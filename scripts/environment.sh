@@ -62,7 +62,7 @@ ensure_components() {
   rustup component add rustfmt clippy
 }
 
-# fetch_promtool: prints the path of Prometheus's checker, from the Debian package unpacked inside the cache: installing
+# fetch_promtool: prints the path of Prometheus's checker, beside which lies Prometheus itself, from the Debian package unpacked inside the cache: installing
 # that package would start a server. Returns 1 where it is not to be had.
 fetch_promtool() {
   command -v promtool && return

@@ -5,6 +5,7 @@
 //! silent clients hold nothing for long. There is a limit of open ones; more wait in the kernel's queue.
 
 mod membership;
+mod process;
 
 use std::{
     fmt, io,
@@ -35,7 +36,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::membership::{MembershipCollector, MembershipReport};
+pub(crate) use self::{
+    membership::{MembershipCollector, MembershipReport},
+    process::ProcessCollector,
+};
 use crate::{commands::cannot_listen, error::Error, output};
 
 /// What a page gives to its clients.

@@ -9,6 +9,8 @@ mod events;
 mod handle;
 mod job;
 mod memory;
+mod refusals;
+mod requests;
 mod stats;
 mod step_loop;
 
@@ -32,6 +34,8 @@ use handle::Command;
 pub use handle::{EngineHandle, MAX_LOGPROBS, MAX_STOP_STRINGS, ScoreError, SubmitError};
 pub use memory::EngineMemory;
 use memory::kv_layout;
+pub use refusals::RefusedRequests;
+pub use requests::{LATENCY_BOUNDS_MS, RequestStats, Spread, TOKEN_BOUNDS};
 pub use stats::EngineStats;
 use stats::Published;
 use step_loop::{StepBuffers, StepLoop};

@@ -22,6 +22,7 @@ pub struct Histogram {
 
 impl Histogram {
     /// Counts a duration.
+    #[inline(never)]
     pub fn observe(&mut self, duration: Duration) {
         let us = duration.as_micros();
         let bucket = BOUNDS_US.iter().position(|&bound| us <= u128::from(bound));

@@ -1,6 +1,8 @@
 //! The coordinator's figures for Prometheus. Names, units and labels are documented in docs/METRICS.md, which a test
 //! compares with what is encoded here.
 
+mod vllm;
+
 use std::{fmt, sync::Arc};
 
 use prometheus_client::{
@@ -21,6 +23,8 @@ use crate::journal::{Journal, JournalStats};
 use crate::prediction::Overlap;
 use crate::transport::{ClusterHandle, LinkState, RemoteCounters, RemoteObserver};
 
+pub use self::vllm::VllmCollector;
+
 /// Everything that a coordinator counts, at one moment.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct CoordinatorReport {
@@ -38,6 +42,8 @@ pub struct CoordinatorReport {
     pub generation: u64,
     /// The one that is being loaded; 0 for none.
     pub next_generation: u64,
+    /// Every expert has a live owner, so that any request can be served.
+    pub complete: bool,
 }
 
 /// A worker as its link knows it.
@@ -83,6 +89,7 @@ impl Sources {
         CoordinatorReport {
             generation,
             next_generation: next.unwrap_or(0),
+            complete: self.cluster.borrow().complete,
             workers: self.cluster.borrow().workers.iter().map(worker).collect(),
             engine: self.engine.stats(),
             links: self.links.counters(),
@@ -137,6 +144,18 @@ const COUNTERS: &[Labelled] = &[
             ("finished", |r| r.engine.finished),
             ("cancelled", |r| r.engine.cancelled),
             ("failed", |r| r.engine.failed),
+        ],
+    ),
+    (
+        "shimmer_coordinator_requests_refused",
+        "Requests that were not queued.",
+        "reason",
+        &[
+            ("invalid", |r| r.engine.refused.invalid),
+            ("context", |r| r.engine.refused.context),
+            ("duplicate", |r| r.engine.refused.duplicate),
+            ("queue_full", |r| r.engine.refused.queue_full),
+            ("shutting_down", |r| r.engine.refused.shutting_down),
         ],
     ),
     ("shimmer_coordinator_hints", "Prefetch hints sent.", "", &[("", |r| r.engine.hints)]),
@@ -308,6 +327,18 @@ const GAUGES: &[Labelled] = &[
         &[("running", |r| r.engine.running), ("waiting", |r| r.engine.waiting)],
     ),
     (
+        "shimmer_coordinator_queue_limit",
+        "Sequences that the queue takes; more are refused.",
+        "",
+        &[("", |r| r.engine.waiting_limit)],
+    ),
+    (
+        "shimmer_coordinator_ready",
+        "1 while every expert has a live owner, so that any request can be served.",
+        "",
+        &[("", |r| u64::from(r.complete))],
+    ),
+    (
         "shimmer_coordinator_kv_pages",
         "KV pages.",
         "state",
@@ -435,6 +466,26 @@ fn encode_workers(report: &CoordinatorReport, encoder: &mut DescriptorEncoder<'_
         let count = report.workers.iter().filter(|worker| worker.state == state).count() as u64;
         let labels = [("state", state)];
         metric.encode_family(&labels)?.encode_gauge(&count)?;
+    }
+    let (name, help) =
+        ("shimmer_coordinator_worker_info", "Name and state of a worker's link; always 1.");
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for worker in &report.workers {
+        let labels = [
+            ("worker", &worker.endpoint),
+            ("worker_id", &worker.worker_id),
+            ("state", &worker.state),
+        ];
+        metric.encode_family(&labels)?.encode_gauge(&1_u64)?;
+    }
+    let (name, help) = (
+        "shimmer_coordinator_worker_experts",
+        "Experts that a worker can compute under the placement in force.",
+    );
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for worker in &report.workers {
+        let labels = [("worker", &worker.endpoint)];
+        metric.encode_family(&labels)?.encode_gauge(&worker.experts)?;
     }
     let named = || report.workers.iter().map(|w| &w.endpoint).zip(&report.engine.workers);
     for &(name, help, read) in WORKER_COUNTS {

@@ -18,7 +18,7 @@ mod tests;
 
 use std::{path::PathBuf, sync::Arc};
 
-use rustls::{ClientConfig, ServerConfig};
+use rustls::{ClientConfig, ServerConfig, pki_types::UnixTime};
 
 pub use accept::{AcceptError, Acceptor, PeerStream};
 pub use connect::{DialError, Dialer};
@@ -46,6 +46,14 @@ pub struct TlsIdentity(Arc<Followed<Member>>);
 struct Member {
     server: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
+    until: Option<UnixTime>,
+}
+
+/// What a port shows to clients without certificates.
+#[derive(Debug)]
+pub struct PublicServer {
+    config: Arc<ServerConfig>,
+    until: Option<UnixTime>,
 }
 
 impl TlsIdentity {
@@ -78,7 +86,7 @@ pub enum ServerTls {
     /// Clients must be members.
     Member(TlsIdentity),
     /// Any client; the certificate is for their sake only.
-    Public(Arc<Followed<Arc<ServerConfig>>>),
+    Public(Arc<Followed<PublicServer>>),
 }
 
 impl ServerTls {
@@ -95,8 +103,17 @@ impl ServerTls {
     fn config(&self) -> Arc<ServerConfig> {
         match self {
             Self::Member(identity) => Arc::clone(&identity.0.current().server),
-            Self::Public(config) => Arc::clone(&config.current()),
+            Self::Public(server) => Arc::clone(&server.current().config),
         }
+    }
+
+    /// End of the time of the certificate that is shown now, in seconds since 1970.
+    pub fn not_after(&self) -> Option<u64> {
+        let until = match self {
+            Self::Member(identity) => identity.0.current().until,
+            Self::Public(server) => server.current().until,
+        };
+        until.map(|until| until.as_secs())
     }
 }
 

@@ -15,6 +15,7 @@ pub mod in_process;
 pub mod lab;
 pub mod models;
 pub mod process;
+pub mod prometheus;
 pub mod quality;
 pub mod random;
 pub mod reference;

@@ -133,12 +133,7 @@ impl Process {
     /// # Panics
     /// It does not answer.
     pub fn page(&self, path: &str) -> String {
-        let what = format!("the address of the page of {}", self.name);
-        let address = wait_for(&what, PAGE_DEADLINE, || {
-            let log = self.log();
-            let line = log.lines().find_map(|line| line.strip_prefix("metrics on http://"))?;
-            line.strip_suffix("/metrics").map(str::to_owned)
-        });
+        let address = self.page_address();
         let ask = || -> io::Result<String> {
             let mut socket = TcpStream::connect(&address)?;
             socket.set_read_timeout(Some(PAGE_DEADLINE))?;
@@ -150,6 +145,19 @@ impl Process {
         let answer = ask().unwrap_or_else(|error| panic!("{path} of {}: {error}", self.name));
         let (_, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
         body.to_owned()
+    }
+
+    /// Where its page of figures is, which it was told to have.
+    ///
+    /// # Panics
+    /// It does not say.
+    pub fn page_address(&self) -> String {
+        let what = format!("the address of the page of {}", self.name);
+        wait_for(&what, PAGE_DEADLINE, || {
+            let log = self.log();
+            let line = log.lines().find_map(|line| line.strip_prefix("metrics on http://"))?;
+            line.strip_suffix("/metrics").map(str::to_owned)
+        })
     }
 
     /// Its status, if it has ended.

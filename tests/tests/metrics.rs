@@ -1,4 +1,9 @@
-//! The pages of figures of real processes.
+//! The pages of figures of real processes, and who reads them.
+
+mod alerts;
+mod catalogue;
+mod dashboards;
+mod scraped;
 
 use shimmer_model::{NumericClass, tiny::Preset};
 use shimmer_tests::{

@@ -9,7 +9,7 @@ use shimmer_coordinator::{
     engine::{EngineConfig, EngineMemory},
     journal::{Journal, JournalError},
     membership::leader::Timings,
-    metrics::{CoordinatorCollector, Sources},
+    metrics::{CoordinatorCollector, Sources, VllmCollector},
     transport::{ClusterModel, OwnExperts, RemoteConfig, RemoteWorkers},
 };
 use shimmer_kernels::Kernels;
@@ -33,7 +33,7 @@ use crate::{
     error::Error,
     local::{OwnCopy, engine_terms, inference, kernels, refuse},
     logging,
-    metrics::{self, MembershipCollector, MembershipReport, Page},
+    metrics::{self, MembershipCollector, MembershipReport, Page, ProcessCollector},
     output,
 };
 
@@ -48,6 +48,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let kernels = kernels(config.isa)?;
     let identity = security::identity(config.tls.as_ref())?;
     let members = identity.as_ref().map(|identity| identity.server());
+    let process = ProcessCollector::new("coordinator").with_certificate("member", members.clone());
     let dialer = identity.map_or_else(Dialer::plaintext, |identity| Dialer::tls(identity.client()));
     let admin_port = config.admin_listen.map(|at| AdminPort::bind(at, members)).transpose()?;
     // Before the model is loaded: an address that is taken is heard of at once.
@@ -56,6 +57,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let address =
         listener.local_addr().map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
     let door = security::door(&config, address)?;
+    let process = process.with_certificate("api", door.tls.clone());
     let counters = Arc::<DoorCounters>::default();
     let links = |error| Error::failed("cannot start the links to the workers", error);
     let journal = config.journal.clone().map(Journal::open).transpose().map_err(cannot_journal)?;
@@ -81,6 +83,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
     let (status, links, handle) = (workers.status(), workers.observer(), workers.handle());
     let name =
         config.model_name.clone().unwrap_or_else(|| container.manifest().source.name.clone());
+    let shown_as = name.clone();
     let inference = inference(
         &container,
         kernels,
@@ -108,7 +111,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         cluster: status,
         door: Arc::clone(&counters),
     };
-    let shutdown = attendant.serving(page(sources, membership));
+    let shutdown = attendant.serving(page(sources, membership, shown_as, process));
     block_on(async {
         let listener = TcpListener::from_std(listener)
             .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
@@ -134,10 +137,19 @@ fn cannot_journal(error: JournalError) -> Error {
 }
 
 /// What the coordinator counts, and how the store stands that it is in.
-fn page(sources: Sources, membership: watch::Receiver<Snapshot>) -> Page {
+fn page(
+    sources: Sources,
+    membership: watch::Receiver<Snapshot>,
+    model_name: String,
+    process: ProcessCollector,
+) -> Page {
     let (text, view, asked) = (sources.clone(), membership.clone(), sources.clone());
+    let engine = sources.engine.clone();
     let mut registry = metrics::registry(CoordinatorCollector(move || text.report()));
+    registry
+        .register_collector(Box::new(VllmCollector { model_name, stats: move || engine.stats() }));
     registry.register_collector(Box::new(MembershipCollector(view)));
+    registry.register_collector(Box::new(process));
     let json = move || {
         let mut report = serde_json::json!(sources.report());
         let membership = MembershipReport::of(&membership.borrow(), SystemTime::now());

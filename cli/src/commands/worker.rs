@@ -21,7 +21,7 @@ use crate::{
     error::Error,
     local::{kernels, refuse_worker},
     logging,
-    metrics::{self, MembershipCollector, MembershipReport, Page},
+    metrics::{self, MembershipCollector, MembershipReport, Page, ProcessCollector},
     output,
     profile::{Moment, Profile},
 };
@@ -36,6 +36,7 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
     let container = super::open_container(&config.container)?;
     let kernels = kernels(config.isa)?;
     let tls = security::identity(config.tls.as_ref())?.map(|identity| identity.server());
+    let process = ProcessCollector::new("worker").with_certificate("member", tls.clone());
     let listener = bind(&config.listen.to_string())
         .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
     let address =
@@ -58,7 +59,10 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         },
     )
     .map_err(refuse_worker)?;
-    let shutdown = attendant.serving(page(&core, store.as_ref().map(|store| store.watch())));
+    let shutdown = {
+        let view = store.as_ref().map(|store| store.watch());
+        attendant.serving(page(&core, view, process))
+    };
     block_on(async {
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "worker is ready for coordinators");
         output::line(&format!("listening on {address}"))?;
@@ -82,9 +86,14 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
 }
 
 /// What the worker counts, and how the store stands that it is in.
-fn page(core: &Arc<ExpertCore>, view: Option<watch::Receiver<Snapshot>>) -> Page {
+fn page(
+    core: &Arc<ExpertCore>,
+    view: Option<watch::Receiver<Snapshot>>,
+    process: ProcessCollector,
+) -> Page {
     let (text, json, asked) = (Arc::clone(core), Arc::clone(core), Arc::clone(core));
     let mut registry = metrics::registry(WorkerCollector(move || WorkerReport::of(&text)));
+    registry.register_collector(Box::new(process));
     if let Some(view) = view.clone() {
         registry.register_collector(Box::new(MembershipCollector(view)));
     }

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::events::{Event, EventSender, Finished, Timings, Usage, WorkerTimings};
+use super::events::{Event, EventSender, FinishReason, Finished, Timings, Usage, WorkerTimings};
 use super::handle::Ticket;
+use super::requests::{EndedRequest, RequestStats};
 use crate::dispatch::{WorkerInfo, WorkerStats};
 use crate::sequence::{Ended, Sequence};
 
@@ -14,6 +15,7 @@ pub(super) struct Active {
     pub(super) sequence: Sequence,
     pub(super) events: EventSender,
     pub(super) first_token: Option<Instant>,
+    last_token: Option<Instant>,
     max_tokens: u32,
     ticket: Ticket,
     submitted: Instant,
@@ -36,6 +38,7 @@ impl Active {
             sequence,
             events,
             first_token: None,
+            last_token: None,
             max_tokens,
             ticket,
             submitted,
@@ -45,15 +48,51 @@ impl Active {
     }
 
     /// Takes its place in the batch.
-    pub(super) fn start(&mut self, workers: &[WorkerStats]) {
+    pub(super) fn start(&mut self, workers: &[WorkerStats], stats: &mut RequestStats) {
         self.ticket.admitted();
-        self.admitted = Some(Instant::now());
+        let now = Instant::now();
+        self.admitted = Some(now);
+        stats.admitted(now.saturating_duration_since(self.submitted));
         self.workers = workers.to_vec();
         self.events.send(Event::Started {
             prompt_tokens: count(self.sequence.prompt_tokens()),
             max_tokens: self.max_tokens,
             seed: self.sequence.seed(),
         });
+    }
+
+    /// Notes that a token was sampled.
+    #[inline(never)]
+    pub(super) fn token(&mut self, stats: &mut RequestStats) {
+        let now = Instant::now();
+        match self.last_token.replace(now) {
+            Some(last) => stats.next_token(now.saturating_duration_since(last)),
+            None => {
+                self.first_token = Some(now);
+                let prompt_tokens = count(self.sequence.prompt_tokens());
+                stats.first_token(now.saturating_duration_since(self.submitted), prompt_tokens);
+            }
+        }
+    }
+
+    /// The request in numbers, as it ends now.
+    pub(super) fn ended(&self, reason: FinishReason) -> EndedRequest {
+        let now = Instant::now();
+        let since = |from: Instant| now.saturating_duration_since(from);
+        let answer_tokens = count(self.sequence.generated());
+        let between = self.first_token.zip(self.last_token);
+        let per_token = between.and_then(|(first, last)| {
+            last.saturating_duration_since(first).checked_div(answer_tokens.saturating_sub(1))
+        });
+        EndedRequest {
+            reason,
+            prompt_tokens: count(self.sequence.prompt_tokens()),
+            answer_tokens,
+            whole: since(self.submitted),
+            inference: self.admitted.map(since),
+            decode: self.first_token.map(since),
+            per_token,
+        }
     }
 
     /// Frees the generation's id, so that the last event finds it free, and gives the way to send that event.

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::config::{EngineConfig, ModelInfo};
 use super::events::{EventSender, EventStream, GenerationError, event_channel};
+use super::refusals::Refusals;
 use super::stats::{EngineStats, Published};
 use crate::sampler::InvalidParameter;
 use crate::sequence::{Generation, Known};
@@ -131,6 +132,7 @@ struct Shared {
     commands: Sender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
     published: Published,
+    refusals: Refusals,
 }
 
 impl EngineHandle {
@@ -145,6 +147,7 @@ impl EngineHandle {
             commands,
             thread: Mutex::new(None),
             published: Published::default(),
+            refusals: Refusals::default(),
         };
         (Self { shared: Arc::new(shared) }, queue)
     }
@@ -167,7 +170,11 @@ impl EngineHandle {
 
     /// What the engine has done, as of the last step that ended.
     pub fn stats(&self) -> EngineStats {
-        self.shared.published.read()
+        EngineStats {
+            waiting_limit: self.shared.max_waiting as u64,
+            refused: self.shared.refusals.read(),
+            ..self.shared.published.read()
+        }
     }
 
     /// The model and its limits.
@@ -177,6 +184,10 @@ impl EngineHandle {
 
     /// Checks a generation and queues it. Its events come from the returned stream; dropping the stream cancels it.
     pub fn submit(&self, generation: Generation) -> Result<EventStream, SubmitError> {
+        self.enqueue(generation).inspect_err(|error| self.shared.refusals.count(error))
+    }
+
+    fn enqueue(&self, generation: Generation) -> Result<EventStream, SubmitError> {
         let max_tokens = self.check(&generation)?;
         let ticket = self.register(&generation.id)?;
         let (events, stream) = event_channel(self.shared.max_unread_events);

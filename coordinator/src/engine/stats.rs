@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::events::FinishReason;
+use super::refusals::RefusedRequests;
+use super::requests::{EndedRequest, RequestStats};
 use crate::dispatch::{FaultCounts, WorkerStats};
 use crate::histogram::Histogram;
 use crate::prediction::Recall;
@@ -32,6 +35,8 @@ pub struct EngineStats {
     pub running: u64,
     /// Sequences in the queue now.
     pub waiting: u64,
+    /// Sequences that the queue takes.
+    pub waiting_limit: u64,
     /// KV pages.
     pub kv_pages: u64,
     /// KV pages that no sequence has now.
@@ -48,6 +53,10 @@ pub struct EngineStats {
     pub recall: Recall,
     /// Hints sent.
     pub hints: u64,
+    /// How long requests took, and how large they were.
+    pub requests: RequestStats,
+    /// Requests that were not queued.
+    pub refused: RefusedRequests,
 }
 
 impl EngineStats {
@@ -76,11 +85,29 @@ impl EngineStats {
             workers: self.workers.iter().zip(before).map(worker).collect(),
             recall: self.recall.since(&earlier.recall),
             hints: self.hints - earlier.hints,
+            requests: self.requests.since(&earlier.requests),
+            refused: self.refused.since(&earlier.refused),
             ..*self
         }
     }
 
+    /// Notes a generation that ended otherwise than by a failure.
+    pub(super) fn ended(&mut self, request: &EndedRequest) {
+        match request.reason {
+            FinishReason::Cancelled => self.cancelled += 1,
+            FinishReason::Stop | FinishReason::Length => self.finished += 1,
+        }
+        self.requests.ended(request);
+    }
+
+    /// Notes a generation or a scoring that failed.
+    pub(super) fn failed(&mut self, generation: bool) {
+        self.failed += 1;
+        self.requests.failed += u64::from(generation);
+    }
+
     /// Notes a step that has ended.
+    #[inline(never)]
     pub(super) fn step(
         &mut self,
         prefill_rows: usize,

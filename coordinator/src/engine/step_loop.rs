@@ -156,7 +156,7 @@ impl StepLoop<'_> {
         match ended {
             None => self.add(Job::Generation(Box::new(active)), known, positions),
             Some(ended) => {
-                active.start(self.trunk.worker_stats());
+                active.start(self.trunk.worker_stats(), &mut self.stats.requests);
                 self.finish(active, ended);
             }
         }
@@ -165,7 +165,7 @@ impl StepLoop<'_> {
     fn add(&mut self, job: Job, prompt: usize, positions: usize) {
         self.transport.between_steps();
         if let Some(detail) = self.orphan() {
-            return fail(job, GenerationError::Unavailable { detail });
+            return self.fail_job(job, GenerationError::Unavailable { detail });
         }
         let id = SequenceId(self.next_id);
         self.next_id += 1;
@@ -186,7 +186,7 @@ impl StepLoop<'_> {
 
     fn start(&mut self, id: SequenceId) {
         if let Some(Job::Generation(active)) = self.jobs.get_mut(&id) {
-            active.start(self.trunk.worker_stats());
+            active.start(self.trunk.worker_stats(), &mut self.stats.requests);
         }
     }
 
@@ -212,7 +212,9 @@ impl StepLoop<'_> {
             match unread {
                 None => {
                     tracing::debug!(sequence = id.0, "the client has gone");
-                    self.remove(id);
+                    if let Some(Job::Generation(active)) = self.remove(id) {
+                        self.stats.ended(&active.ended(FinishReason::Cancelled));
+                    }
                 }
                 Some(unread) => self.fail(id, GenerationError::SlowConsumer { unread }),
             }
@@ -253,7 +255,9 @@ impl StepLoop<'_> {
         self.step += 1;
     }
 
-    /// Brings the figures up to date for who reads them on other threads.
+    /// Brings the figures up to date for who reads them on other threads. Not inlined, like what counts steps and tokens:
+    /// tests/perf/metrics_cost.py finds them by name.
+    #[inline(never)]
     fn publish(&mut self) {
         let Self { trunk, scheduler, stats, published, .. } = self;
         let (running, waiting) = scheduler.load();
@@ -355,7 +359,7 @@ impl StepLoop<'_> {
                     return self.fail(id, GenerationError::Diverged { index, earlier, now });
                 }
                 let (event, ended) = active.sequence.push(sampled);
-                active.first_token.get_or_insert_with(Instant::now);
+                active.token(&mut self.stats.requests);
                 active.events.send(event);
                 match ended {
                     Some(ended) => self.end(id, ended),
@@ -380,10 +384,7 @@ impl StepLoop<'_> {
     }
 
     fn finish(&mut self, active: Active, ended: Ended) {
-        match ended.reason {
-            FinishReason::Cancelled => self.stats.cancelled += 1,
-            FinishReason::Stop | FinishReason::Length => self.stats.finished += 1,
-        }
+        self.stats.ended(&active.ended(ended.reason));
         self.publish();
         let finished = active.finish(ended, self.transport.workers(), self.trunk.worker_stats());
         active.release().send(Event::Finished(finished));
@@ -391,20 +392,24 @@ impl StepLoop<'_> {
 
     /// Ends a generation whose id somebody else wants, who goes on with it.
     fn displace(&mut self, id: SequenceId) {
-        if let Some(job) = self.remove(id) {
-            self.stats.cancelled += 1;
+        if let Some(Job::Generation(active)) = self.remove(id) {
+            self.stats.ended(&active.ended(FinishReason::Cancelled));
             self.publish();
-            fail(job, GenerationError::Displaced);
+            fail(Job::Generation(active), GenerationError::Displaced);
         }
     }
 
     fn fail(&mut self, id: SequenceId, error: GenerationError) {
         if let Some(job) = self.remove(id) {
-            self.stats.failed += 1;
-            self.publish();
             tracing::warn!(sequence = id.0, %error, "a generation failed");
-            fail(job, error);
+            self.fail_job(job, error);
         }
+    }
+
+    fn fail_job(&mut self, job: Job, error: GenerationError) {
+        self.stats.failed(matches!(job, Job::Generation(_)));
+        self.publish();
+        fail(job, error);
     }
 
     fn remove(&mut self, id: SequenceId) -> Option<Job> {

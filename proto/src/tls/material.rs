@@ -13,7 +13,7 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-use super::{Member, TlsFiles, date, reason};
+use super::{Member, PublicServer, TlsFiles, date, reason};
 use crate::followed::FileError;
 
 /// Between members only the newest version is spoken: both ends are ours.
@@ -56,8 +56,8 @@ pub(super) fn member(files: &TlsFiles, contents: &[Vec<u8>]) -> Result<Member, F
         .map_err(pair)?;
     client.alpn_protocols = vec![ALPN.to_vec()];
     client.resumption = Resumption::disabled();
-    tracing::info!(cert = %files.cert.display(), until, "TLS identity");
-    Ok(Member { server: Arc::new(sealed(server)), client: Arc::new(client) })
+    tracing::info!(cert = %files.cert.display(), until = shown(until), "TLS identity");
+    Ok(Member { server: Arc::new(sealed(server)), client: Arc::new(client), until })
 }
 
 /// A port for clients without certificates.
@@ -65,7 +65,7 @@ pub(super) fn public_server(
     cert: &Path,
     key: &Path,
     contents: &[Vec<u8>],
-) -> Result<Arc<ServerConfig>, FileError> {
+) -> Result<PublicServer, FileError> {
     let [cert_bytes, key_bytes] = contents else { unreachable!("a server has two files") };
     let chain = chain(cert, cert_bytes)?;
     let secret = private_key(key, key_bytes)?;
@@ -77,8 +77,8 @@ pub(super) fn public_server(
         .with_no_client_auth()
         .with_single_cert(chain, secret)
         .map_err(pair)?;
-    tracing::info!(cert = %cert.display(), until, "TLS certificate of the public port");
-    Ok(Arc::new(sealed(server)))
+    tracing::info!(cert = %cert.display(), until = shown(until), "TLS certificate of the public port");
+    Ok(PublicServer { config: Arc::new(sealed(server)), until })
 }
 
 /// A client without a certificate.
@@ -174,7 +174,7 @@ fn check_member(
     chain: &[CertificateDer<'static>],
     roots: &RootCertStore,
     verifier: &dyn ClientCertVerifier,
-) -> Result<String, FileError> {
+) -> Result<Option<UnixTime>, FileError> {
     let until = check_dates(&files.cert, chain)?;
     let (leaf, between) = (&chain[0], &chain[1..]);
     let parsed = ParsedCertificate::try_from(leaf)
@@ -194,14 +194,21 @@ fn check_member(
 }
 
 /// Refuses a certificate outside its time. Gives the end of it.
-fn check_dates(file: &Path, chain: &[CertificateDer<'static>]) -> Result<String, FileError> {
+fn check_dates(
+    file: &Path,
+    chain: &[CertificateDer<'static>],
+) -> Result<Option<UnixTime>, FileError> {
     let parsed = ParsedCertificate::try_from(&chain[0])
         .map_err(|error| FileError::new(file, reason::of(&error)))?;
     if let Some(error) = out_of_time(&parsed, UnixTime::now()) {
         return Err(FileError::new(file, reason::of(&error)));
     }
     let end = out_of_time(&parsed, UnixTime::since_unix_epoch(FAR_AWAY));
-    Ok(end.and_then(|error| reason::not_after(&error)).map_or_else(String::new, date::shown))
+    Ok(end.and_then(|error| reason::not_after(&error)))
+}
+
+fn shown(until: Option<UnixTime>) -> String {
+    until.map_or_else(String::new, date::shown)
 }
 
 /// The error about the certificate's dates at a moment. They are checked before anything about its issuer, so that no

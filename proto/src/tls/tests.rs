@@ -124,6 +124,29 @@ fn errors_name_the_file_and_what_is_wrong() {
     check_files(&files, &broken, "the key is encrypted");
 }
 
+#[test]
+fn the_end_of_a_certificate_is_known_and_follows_its_file() {
+    const YEAR_2040: u64 = 2_208_988_800;
+    let authority = Authority::new("one");
+    let until = |year| {
+        move |params: &mut CertificateParams| {
+            params.not_after = date_time_ymd(year, 1, 1);
+        }
+    };
+    let files = authority.issue_as("it", until(2040));
+    let member = TlsIdentity::load(&files).unwrap().server();
+    assert_eq!(member.not_after(), Some(YEAR_2040));
+    let public = ServerTls::public(files.cert, files.key).unwrap();
+    assert_eq!(public.not_after(), Some(YEAR_2040));
+    authority.issue_as("it", until(2041));
+    let deadline = Instant::now() + SOON;
+    // Files are looked at once a second.
+    while member.not_after() != Some(YEAR_2040 + 366 * 86_400) {
+        assert!(Instant::now() < deadline, "{:?}", member.not_after());
+        std::thread::yield_now();
+    }
+}
+
 /// How the connections of a listener ended, which lives as long as this.
 struct Ends {
     ends: mpsc::Receiver<Result<(), AcceptError>>,

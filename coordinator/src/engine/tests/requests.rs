@@ -193,3 +193,40 @@ fn a_budget_without_a_page_is_refused() {
         "{error}"
     );
 }
+
+#[test]
+fn requests_are_counted_with_their_times_and_their_ends() {
+    let handle = engine(EngineConfig { max_running: 1, max_waiting: 1, ..config(64, 64, 1) });
+    run(&handle, greedy("a", &[5, 6, 7], 10));
+    let one = handle.stats().requests;
+    assert_eq!((one.full, one.stopped, one.aborted, one.failed), (1, 0, 0, 0));
+    assert_eq!((one.prompt_tokens, one.prompt.sum, one.answer.sum), (3, 3, 10));
+    assert_eq!((one.first_token.count(), one.between_tokens.count()), (1, 9));
+    for spread in [one.queue, one.prefill, one.decode, one.inference, one.whole, one.per_token] {
+        assert_eq!(spread.count(), 1);
+    }
+    // A microsecond is lost in each rounding.
+    let parts = one.queue.sum + one.prefill.sum + one.decode.sum;
+    assert!(one.whole.sum.abs_diff(parts) <= 4, "{one:?}");
+    assert!(one.first_token.sum <= one.whole.sum && one.between_tokens.sum <= one.decode.sum);
+
+    // One that is cancelled in the queue had no place and no token; one that nobody reads ends the same way.
+    let mut running = handle.submit(greedy("running", &[5; 30], 900)).unwrap();
+    assert!(matches!(running.blocking_recv(), Some(Event::Started { .. })));
+    let queued = handle.submit(greedy("queued", &[5; 30], 900)).unwrap();
+    let full = handle.submit(greedy("third", &[5; 30], 900)).unwrap_err();
+    assert_eq!(full, SubmitError::QueueFull { limit: 1 });
+    handle.submit(greedy("empty", &[], 1)).unwrap_err();
+    assert!(handle.cancel("queued"));
+    collect(queued);
+    drop(running);
+    let last = run(&handle, greedy("last", &[5], 1));
+    assert_eq!(reason(&last), FinishReason::Length);
+    let stats = handle.stats();
+    let since = stats.requests.since(&one);
+    assert_eq!((since.full, since.aborted, since.failed), (1, 2, 0));
+    assert_eq!((since.whole.count(), since.queue.count()), (3, 2));
+    assert_eq!(since.per_token.count(), u64::from(since.answer.sum > 2), "one token has no pace");
+    assert_eq!((stats.finished, stats.cancelled, stats.waiting_limit), (2, 2, 1));
+    assert_eq!((stats.refused.queue_full, stats.refused.invalid), (1, 1));
+}
