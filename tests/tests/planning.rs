@@ -152,7 +152,7 @@ fn a_cluster_is_planned_or_refused() {
 
     no(plan(&hosts("16MiB", ""), &[]), "worker w0: ");
     no(plan(&hosts("4GiB", "nvme = \"1KiB\""), &[]), "worker w0: its nvme of 1.00 KiB");
-    no(plan(&hosts("4GiB", "caps = 1"), &[]), "line 13: unknown field `caps`");
+    no(plan(&hosts("4GiB", "caps = 1"), &[]), "line 14: unknown field `caps`");
     no(plan(&hosts("4GiB", ""), &["--cap", "2"]), "--cap contradicts --hosts");
 
     let record = ["--record-routing", path(&trace)];

@@ -125,7 +125,7 @@ fn each_fault_of_a_host_is_found_with_its_fix() {
     let nodes = |f: &mut Facts| (f.host.nodes, f.host.zone_reclaim) = (2, Ok(1));
     check(nodes, "numa", Warn, "2 memory nodes", "vm.zone_reclaim_mode=0");
     check(|f| f.memory.available = Available::default(), "memory", Warn, "neither", "--ram");
-    check(|f| f.memory.lock_limit = Ok(Some(1)), "locked memory", Note, "1 bytes", "memlock");
+    check(|f| f.memory.lock_limit = Ok(Some(1)), "locked memory", Note, "1 bytes", "LimitMEMLOCK");
     check(|f| f.memory.max_map_count = Ok(1000), "max_map_count", Warn, "1000", "262144");
     let never = |f: &mut Facts| f.memory.huge_pages = Ok("never".to_owned());
     check(never, "huge pages", Warn, "never", "echo madvise");

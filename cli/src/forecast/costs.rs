@@ -32,8 +32,10 @@ impl Curve {
         let upper = points.iter().position(|point| point.0 >= rows).unwrap_or(points.len() - 1);
         let (low, high) = (points[upper - 1], points[upper]);
         let slope = (high.1 - low.1) / (high.0 - low.0);
-        // What grows with rows does not shrink beyond the last of them.
-        let slope = if rows > last.0 { slope.max(0.0) } else { slope };
+        if rows > last.0 {
+            // What grows with rows does not shrink beyond the last of them.
+            return last.1 + slope.max(0.0) * (rows - last.0);
+        }
         low.1 + slope * (rows - low.0)
     }
 

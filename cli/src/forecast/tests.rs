@@ -45,8 +45,8 @@ fn a_file_of_hosts_is_read_or_refused_by_key() {
     assert_eq!(workers, [(0, "w0"), (0, "w1")]);
     let replaced =
         |from: &'static str, to: &'static str| move |text: String| text.replace(from, to);
-    refused(replaced("cap = 2", "slots = 2"), "line 17: unknown field `slots`");
-    refused(replaced("cap = 2", "cap = 0"), "line 17: ");
+    refused(replaced("cap = 2", "slots = 2"), "line 15: unknown field `slots`");
+    refused(replaced("cap = 2", "cap = 0"), "line 15: ");
     refused(replaced("\"w1\"", "\"w0\""), "worker.id: w0 stands twice");
     refused(replaced("host = \"a\"", "host = \"b\""), "coordinator.host: no host is called b");
     refused(
