@@ -106,14 +106,20 @@ def main():
         for prompt in PROMPTS:
             runs.record(prompt)
         calibrations = []
-        for round_number in range(arguments.rounds):
-            calibration = runs.calibrate(round_number, arguments.calibrations)
-            calibrations.append(pathlib.Path(calibration).read_text(encoding="utf-8"))
-            # In reverse every other time, so that a drift does not favour one end.
-            for cell in cells if round_number % 2 == 0 else reversed(cells):
-                measured[cell].append(runs.measure(*cell))
-                predicted[cell].append(runs.predict(*cell, calibration))
-            print(f"round {round_number + 1}/{arguments.rounds} is done", file=sys.stderr, flush=True)
+        # What is interrupted shows the rounds that are complete.
+        with contextlib.suppress(KeyboardInterrupt):
+            for round_number in range(arguments.rounds):
+                calibration = runs.calibrate(round_number, arguments.calibrations)
+                # In reverse every other time, so that a drift does not favour one end.
+                order = cells if round_number % 2 == 0 else list(reversed(cells))
+                found = {cell: (runs.measure(*cell), runs.predict(*cell, calibration)) for cell in order}
+                for cell, (times, told) in found.items():
+                    measured[cell].append(times)
+                    predicted[cell].append(told)
+                calibrations.append(pathlib.Path(calibration).read_text(encoding="utf-8"))
+                print(f"round {round_number + 1}/{arguments.rounds} is done", file=sys.stderr, flush=True)
+    if not calibrations:
+        sys.exit("no round is complete")
     rows, within = [], 0
     print("| workers | cap | prompt | figure | measured ms | predicted ms | error |")
     print("|---|---|---|---|---|---|---|")
