@@ -16,7 +16,7 @@ use super::{
 };
 
 /// Bytes of one read of a speed test: about a slab of a large model.
-const BLOCK_BYTES: u64 = 1 << 20;
+const BLOCK_BYTES: usize = 1 << 20;
 /// Every alignment that a file system may ask for that slabs keep.
 const ALIGNMENT: usize = 4096;
 
@@ -72,25 +72,26 @@ pub fn read_speed(
     let buffered = File::open(path)?;
     let direct = opened.is_ok();
     let file = opened.as_ref().map_or(&buffered, DirectFile::file);
-    let blocks = buffered.metadata()?.len().min(most_bytes) / BLOCK_BYTES;
+    let block_bytes = BLOCK_BYTES as u64;
+    let blocks = buffered.metadata()?.len().min(most_bytes) / block_bytes;
     if blocks == 0 {
         return small(&buffered);
     }
     let (next, failed) = (AtomicU64::new(0), AtomicBool::new(false));
     let began = Instant::now();
     let read = |()| -> io::Result<u64> {
-        let mut memory = vec![0; BLOCK_BYTES as usize + ALIGNMENT];
+        let mut memory = vec![0; BLOCK_BYTES + ALIGNMENT];
         let start = memory.as_ptr().align_offset(ALIGNMENT);
-        let block = &mut memory[start..start + BLOCK_BYTES as usize];
+        let block = &mut memory[start..start + BLOCK_BYTES];
         let mut bytes = 0;
         while began.elapsed() < limit && !failed.load(Relaxed) {
             let index = next.fetch_add(1, Relaxed);
             if index >= blocks {
                 break;
             }
-            let outcome = file.read_exact_at(block, index * BLOCK_BYTES);
+            let outcome = file.read_exact_at(block, index * block_bytes);
             outcome.inspect_err(|_| failed.store(true, Relaxed))?;
-            bytes += BLOCK_BYTES;
+            bytes += block_bytes;
         }
         Ok(bytes)
     };
