@@ -8,10 +8,14 @@ use shimmer_worker::residency::{Demand, LayerResidency, Rules};
 
 use super::{PlacedWorker, Trace};
 
+/// A slot that holds nothing: what would lie in it does not matter here.
+#[derive(Debug)]
+struct Slot;
+
 /// The memory of one worker for experts.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    layers: BTreeMap<u32, LayerResidency<()>>,
+    layers: BTreeMap<u32, LayerResidency<Slot>>,
     vram: BTreeSet<(u32, u32)>,
 }
 
@@ -28,7 +32,7 @@ impl Memory {
         let layers = worker.tiers.layers.iter().map(|plan| {
             let count = experts.iter().find(|(layer, _)| *layer == plan.layer).map_or(0, |of| of.1);
             let mut layer = LayerResidency::new(count, rules);
-            layer.attach((0..plan.pinned.len() + plan.cache_slots as usize).map(|_| ()));
+            layer.attach((0..plan.pinned.len() + plan.cache_slots as usize).map(|_| Slot));
             for expert in owned.get(&plan.layer).into_iter().flatten() {
                 layer.claim(*expert);
             }
