@@ -10,6 +10,7 @@ use crate::{
         bench::BenchArgs,
         convert::ConvertArgs,
         demo::DemoArgs,
+        doctor::DoctorArgs,
         generate::GenerateArgs,
         healthcheck::HealthcheckArgs,
         inspect::InspectArgs,
@@ -30,6 +31,7 @@ batch, any thread count and any instruction set.";
 const EXAMPLES: &str = "\
 Examples:
   shimmer convert ~/models/OLMoE-1B-7B --out olmoe              make a container from a checkpoint
+  shimmer doctor --container olmoe                              what stands in the way on this host?
   shimmer plan --container olmoe                                will it fit? what is read from the drive?
   shimmer worker --container olmoe --listen [::]:50052          on every machine with experts
   shimmer serve --container olmoe --workers a:50052,b:50052     on the machine that clients talk to
@@ -98,6 +100,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Shows which experts a worker would hold in memory, and where the memory goes
     Plan(PlanArgs),
+    /// Checks this host, a container, etcd and other members, and says how to mend what it finds
+    Doctor(DoctorArgs),
     /// Makes the demo checkpoint from the weights of a small dense model
     MakeDemo(MakeDemoArgs),
 }

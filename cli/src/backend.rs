@@ -22,9 +22,10 @@ use crate::{
     config::{Access, ApiAddress, Endpoints, Period, Target},
     error::Error,
     failover::Joined,
-    local::LocalCluster,
+    local::{LocalCluster, one_at_a_time},
     output,
     profile::Moment,
+    routing::Ear,
 };
 
 /// Events of one generation.
@@ -62,14 +63,28 @@ impl Backend {
     /// # Errors
     /// Nothing answers at the endpoint, or the container cannot be served.
     pub(crate) async fn open(target: Target) -> Result<Self, Error> {
+        Self::open_with(target, None).await
+    }
+
+    /// As [`Self::open`], with an ear before the workers of an in-process cluster.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(crate) async fn open_with(target: Target, ear: Option<Ear>) -> Result<Self, Error> {
         match target {
             Target::Endpoint(endpoints) => {
                 Ok(Self::Remote(Box::new(Remote::open(endpoints).await?)))
             }
             Target::InProcess(options) => {
                 // Reading the trunk and filling the arenas takes seconds.
-                let started =
-                    tokio::task::spawn_blocking(move || LocalCluster::start(&options)).await;
+                let started = tokio::task::spawn_blocking(move || {
+                    let limits = one_at_a_time(&options);
+                    LocalCluster::start_with(&options, limits, |transport| match &ear {
+                        Some(ear) => ear.before(transport),
+                        None => transport,
+                    })
+                })
+                .await;
                 let cluster = started.map_err(|error| {
                     Error::failed("the in-process cluster did not start", error)
                 })??;

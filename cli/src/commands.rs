@@ -4,6 +4,7 @@ pub mod admin;
 pub mod bench;
 pub mod convert;
 pub mod demo;
+pub mod doctor;
 pub mod generate;
 pub mod healthcheck;
 pub mod inspect;

@@ -8,6 +8,7 @@
 mod address;
 mod cluster;
 mod environment;
+mod etcd;
 mod generate;
 mod isa;
 mod plan;
@@ -29,6 +30,7 @@ use serde::{Serialize, de::DeserializeOwned};
 pub use address::{ApiAddress, HostPort};
 pub use cluster::{ClusterConfig, host_name, incarnation};
 pub use environment::{EnvironmentError, check_environment};
+pub use etcd::EtcdArgs;
 pub use generate::{
     Endpoints, GenerateConfig, GenerateSettings, InProcess, SamplingConfig, Target,
 };

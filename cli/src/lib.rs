@@ -9,14 +9,17 @@ mod attendant;
 mod backend;
 pub mod commands;
 pub mod config;
+mod doctor;
 pub mod error;
 mod failover;
+mod forecast;
 pub mod local;
 pub mod logging;
 mod metrics;
 mod output;
 mod profile;
 mod progress;
+mod routing;
 mod shutdown;
 
 use std::{ffi::OsString, future::Future, process::ExitCode};
@@ -69,7 +72,10 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
             None => Ok(()),
         },
         Command::Generate(args) => match settings(&args.settings, &args.file, matches)? {
-            Some(settings) => commands::generate::run(settings.validate()?, args.input, &args.log),
+            Some(settings) => {
+                let record = args.record_routing.as_deref();
+                commands::generate::run(settings.validate()?, args.input, record, &args.log)
+            }
             None => Ok(()),
         },
         Command::Bench(args) => match settings(&args.settings, &args.file, matches)? {
@@ -89,9 +95,10 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
         Command::Mirror(args) => commands::mirror::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Plan(args) => match settings(&args.settings, &args.file, matches)? {
-            Some(settings) => commands::plan::run(&settings.validate()?, args.json, &args.log),
+            Some(settings) => commands::plan::run(&settings.validate()?, &args),
             None => Ok(()),
         },
+        Command::Doctor(args) => commands::doctor::run(&args),
         Command::MakeDemo(args) => commands::make_demo::run(&args),
     }
 }

@@ -21,6 +21,7 @@ mod numa;
 mod operators;
 mod oracle_smol;
 mod oracle_tiny;
+mod planning;
 mod protocol;
 mod resume;
 mod same_bytes;

@@ -10,6 +10,7 @@ mod error;
 mod files;
 mod mirrors;
 mod pool;
+pub mod probe;
 mod progress;
 mod slabs;
 mod uring;

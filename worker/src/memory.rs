@@ -9,6 +9,7 @@
 //!   kernel and into device drivers: never under a lock.
 
 mod allocator;
+mod library;
 mod mapping;
 mod placement;
 mod registration;
@@ -23,6 +24,7 @@ use crate::tier_options::TierOptions;
 #[cfg(test)]
 pub(crate) use allocator::tests::{Granted, map_granted, with_refusing_device};
 pub use allocator::{MemoryOptions, MemorySnapshot, SlotAllocator, map_slots};
+pub use library::library_loads;
 pub use placement::{MemoryPlacement, NodeSet, PlacementError};
 pub use registration::{DeviceRange, DeviceRegistration, RegistrationError};
 pub use slots::{ReleasedSlot, SlotMemory};

@@ -6,6 +6,7 @@
 
 mod arm;
 mod cache;
+mod calibrate;
 mod report;
 
 use std::{num::NonZeroU32, path::PathBuf};
@@ -39,6 +40,7 @@ A usage file is read and never written. Every arm must give the same bytes: else
 Examples:
   shimmer bench --container glm --cap 8 --arm off:pipeline=off --arm on:pipeline=on
   shimmer bench --container glm --arm all:ram=all --arm small:ram=16GiB,policy=lfru --rounds 6 --cache warm --json
+  shimmer bench --container glm --calibrate here.toml      times for `shimmer plan --hosts`; every expert must fit into RAM
   shimmer bench --container glm --cap 8 --arm none:pilot-workers=0 --arm one:pilot-workers=1 --prompt 'Once upon a time'";
 
 /// Flags of `shimmer bench`.
@@ -49,10 +51,19 @@ pub struct BenchArgs {
     #[arg(
         long = "arm",
         value_name = "NAME:KEY=VALUE,...",
-        required = true,
+        required_unless_present = "calibrate",
         help_heading = "Comparison"
     )]
     pub arms: Vec<ArmText>,
+
+    /// Measures what things cost on this machine instead, and writes it for `shimmer plan --calibration`
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["arms", "cache", "prompt", "prompts", "prompt_tokens", "json"],
+        help_heading = "Comparison"
+    )]
+    pub calibrate: Option<PathBuf>,
 
     /// Times that every arm runs
     #[arg(long, value_name = "COUNT", default_value = "4", help_heading = "Comparison")]
@@ -105,6 +116,9 @@ pub fn run(settings: &GenerateSettings, args: &BenchArgs) -> Result<(), Error> {
         profile: Some(false),
         ..settings.clone()
     };
+    if let Some(out) = &args.calibrate {
+        return calibrate::run(&base, args, out);
+    }
     let arms = arm::parse(&base, &args.arms)?;
     let prompts = prompts(args)?;
     let sampling = base.validate()?.sampling;

@@ -107,7 +107,7 @@ pub(super) fn make(
 }
 
 /// Runs work of the model crate on threads of its own, with progress and a way to stop it.
-pub(super) fn in_pool<T: Send + 'static>(
+pub(crate) fn in_pool<T: Send + 'static>(
     task: &'static str,
     threads: Option<NonZeroUsize>,
     work: impl FnOnce(&Progress) -> Result<T, shimmer_model::Error> + Send + 'static,

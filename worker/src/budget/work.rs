@@ -45,12 +45,23 @@ impl Budget {
         threads: usize,
         coordinators: usize,
     ) -> Result<Self, Error> {
+        Self::of_worker_with(Available::measure(), container, tiers, threads, coordinators)
+    }
+
+    /// The same on a host that has so much memory.
+    pub fn of_worker_with(
+        available: Available,
+        container: &Container,
+        tiers: &TierOptions,
+        threads: usize,
+        coordinators: usize,
+    ) -> Result<Self, Error> {
         let shape = WorkShape::of(container.config(), STEP_ROWS, threads);
         let rows = u32::try_from(STEP_ROWS).expect("a step is small");
         let messages = MessageShape::of(container.config(), rows);
         let bytes = coordinators.saturating_mul(messages.bytes() + shape.small_scratch());
         let terms = shape.own_terms().into_iter().chain([anonymous(MESSAGES, bytes)]);
-        Self::new(Available::measure(), tiers.ram, terms.collect())
+        Self::new(available, tiers.ram, terms.collect())
     }
 }
 

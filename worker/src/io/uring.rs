@@ -33,6 +33,11 @@ const AGAIN_MAX: u32 = 200;
 /// What the kernel gets to find memory again.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Opens a ring as a reader would, and closes it.
+pub(super) fn probe() -> io::Result<()> {
+    Ring::open(1, ring::eventfd()?).map(drop)
+}
+
 /// The thread with the ring, and those that compare.
 #[derive(Debug)]
 pub(super) struct Uring {

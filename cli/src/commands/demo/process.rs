@@ -21,7 +21,7 @@ const INHERITED: [&str; 3] = ["SHIMMER_ISA", "SHIMMER_LOG", "SHIMMER_LOG_FORMAT"
 
 /// A running child. Dropping it kills the process.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(in crate::commands) struct Process {
     name: String,
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -30,7 +30,11 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts this binary with the given flags; its log goes to `logs/NAME.log`.
-    pub(super) fn start(name: &str, flags: &[&str], logs: &Path) -> Result<Self, Error> {
+    pub(in crate::commands) fn start(
+        name: &str,
+        flags: &[&str],
+        logs: &Path,
+    ) -> Result<Self, Error> {
         let failed = |error| Error::failed(format!("cannot start {name}"), error);
         let log = logs.join(format!("{name}.log"));
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
@@ -54,7 +58,10 @@ impl Process {
     }
 
     /// The address that it says it listens on.
-    pub(super) async fn address(&mut self, deadline: Duration) -> Result<String, Error> {
+    pub(in crate::commands) async fn address(
+        &mut self,
+        deadline: Duration,
+    ) -> Result<String, Error> {
         let line = match tokio::time::timeout(deadline, self.lines.next_line()).await {
             Ok(Ok(line)) => line,
             Ok(Err(error)) => {
@@ -66,8 +73,13 @@ impl Process {
         address.map(str::to_owned).ok_or_else(|| self.failed("it ended before it listened"))
     }
 
+    /// Where its log goes.
+    pub(in crate::commands) fn log(&self) -> PathBuf {
+        self.log.clone()
+    }
+
     /// Refuses a process that has ended.
-    pub(super) fn check(&mut self) -> Result<(), Error> {
+    pub(in crate::commands) fn check(&mut self) -> Result<(), Error> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
             Ok(Some(status)) => Err(self.failed(&format!("it ended with {status}"))),
@@ -85,7 +97,7 @@ impl Process {
     }
 
     /// Asks the process to end, and kills it if it does not.
-    pub(super) async fn stop(mut self) {
+    pub(in crate::commands) async fn stop(mut self) {
         if let Some(id) = self.child.id() {
             // The standard library can only kill.
             let asked = Command::new("kill").args(["-TERM", &id.to_string()]).status().await;
