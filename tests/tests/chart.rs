@@ -9,6 +9,7 @@ mod program;
 mod readme;
 mod rendering;
 mod rules;
+mod running;
 mod values;
 
 use serde_json::Value;
