@@ -1,11 +1,14 @@
 //! A generation in the engine: its sequence, its client, its clock.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use super::events::{Event, EventSender, Finished, Timings, Usage, WorkerTimings};
+use shimmer_proto::trace::names;
+
+use super::events::{Event, EventSender, FinishReason, Finished, Timings, Usage, WorkerTimings};
 use super::handle::Ticket;
 use crate::dispatch::{WorkerInfo, WorkerStats};
 use crate::sequence::{Ended, Sequence};
+use crate::trace::RequestTrace;
 
 /// A queued or running generation.
 #[derive(Debug)]
@@ -14,6 +17,8 @@ pub(super) struct Active {
     pub(super) sequence: Sequence,
     pub(super) events: EventSender,
     pub(super) first_token: Option<Instant>,
+    /// Of a sampled request.
+    pub(super) trace: Option<Box<RequestTrace>>,
     max_tokens: u32,
     ticket: Ticket,
     submitted: Instant,
@@ -36,6 +41,7 @@ impl Active {
             sequence,
             events,
             first_token: None,
+            trace: None,
             max_tokens,
             ticket,
             submitted,
@@ -47,7 +53,13 @@ impl Active {
     /// Takes its place in the batch.
     pub(super) fn start(&mut self, workers: &[WorkerStats]) {
         self.ticket.admitted();
+        let waited = self.submitted.elapsed();
         self.admitted = Some(Instant::now());
+        if let Some(trace) = &mut self.trace {
+            let now = SystemTime::now();
+            trace.span(names::QUEUE, [now.checked_sub(waited).unwrap_or(now), now]);
+            trace.ended(Some("the client has gone".to_owned()));
+        }
         self.workers = workers.to_vec();
         self.events.send(Event::Started {
             prompt_tokens: count(self.sequence.prompt_tokens()),
@@ -65,11 +77,22 @@ impl Active {
 
     /// The final event's content.
     pub(super) fn finish(
-        &self,
+        &mut self,
         ended: Ended,
         infos: &[WorkerInfo],
         workers: &[WorkerStats],
     ) -> Finished {
+        if let Some(trace) = &mut self.trace {
+            trace.say("shimmer.prompt_tokens", self.sequence.prompt_tokens());
+            trace.say("shimmer.completion_tokens", self.sequence.generated());
+            let reason = match ended.reason {
+                FinishReason::Stop => "stop",
+                FinishReason::Length => "length",
+                FinishReason::Cancelled => "cancelled",
+            };
+            trace.say("shimmer.finish_reason", reason);
+            trace.ended(None);
+        }
         let now = Instant::now();
         let admitted = self.admitted.unwrap_or(now);
         let first = self.first_token.unwrap_or(now);
