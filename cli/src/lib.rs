@@ -17,6 +17,7 @@ mod output;
 mod profile;
 mod progress;
 mod shutdown;
+pub mod traces;
 
 use std::{ffi::OsString, future::Future, process::ExitCode};
 
@@ -68,7 +69,9 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
             None => Ok(()),
         },
         Command::Generate(args) => match settings(&args.settings, &args.file, matches)? {
-            Some(settings) => commands::generate::run(settings.validate()?, args.input, &args.log),
+            Some(settings) => {
+                commands::generate::run(settings.validate()?, args.input, &args.log, &args.traces)
+            },
             None => Ok(()),
         },
         Command::Bench(args) => match settings(&args.settings, &args.file, matches)? {

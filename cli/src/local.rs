@@ -93,6 +93,13 @@ impl LocalCluster {
     }
 
     /// Everything that is counted, now.
+    /// Lets the workers tell what they do for traced requests.
+    pub(crate) fn trace(&self, tracer: &Tracer) {
+        if tracer.is_on() {
+            self.cores.iter().for_each(|core| core.trace(tracer.clone()));
+        }
+    }
+
     pub(crate) fn moment(&self) -> Moment {
         Moment::now(Some(self.inference.engine().stats()), &self.cores)
     }

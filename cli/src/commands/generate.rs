@@ -17,6 +17,7 @@ use crate::{
     logging::LogArgs,
     output,
     profile::Profile,
+    traces::{ClientTrace, TraceArgs, Traces},
 };
 pub use input::InputArgs;
 pub(super) use input::synthetic;
@@ -48,15 +49,25 @@ pub struct GenerateArgs {
     pub file: crate::args::ConfigArgs,
     #[command(flatten)]
     pub log: LogArgs,
+    #[command(flatten)]
+    pub traces: TraceArgs,
 }
 
 /// Runs the command.
 ///
 /// # Errors
 /// The generation was refused or failed.
-pub fn run(config: GenerateConfig, input: InputArgs, log: &LogArgs) -> Result<(), Error> {
+pub fn run(
+    config: GenerateConfig,
+    input: InputArgs,
+    log: &LogArgs,
+    traces: &TraceArgs,
+) -> Result<(), Error> {
     log.start();
     input.check()?;
+    let traces =
+        Traces::start(traces.config()?.as_ref(), "generate", &std::process::id().to_string())?;
+    let tracer = traces.as_ref().map(Traces::tracer).unwrap_or_default();
     block_on(async {
         let backend = Backend::open(config.target).await?;
         for _ in 0..input.repeat.get() {
@@ -64,7 +75,14 @@ pub fn run(config: GenerateConfig, input: InputArgs, log: &LogArgs) -> Result<()
                 if input.needs_vocabulary() { backend.model().await?.vocab_size } else { 0 };
             let request = request(&config.sampling, &input, vocab_size)?;
             let before = backend.moment().filter(|_| config.profile);
-            let report = generate(&backend, request, !input.json).await?;
+            let report = {
+                let mut trace = ClientTrace::begin(&tracer);
+                let report = generate_traced(&backend, request, !input.json, trace.as_ref()).await;
+                if let (Ok(_), Some(trace)) = (&report, &mut trace) {
+                    trace.complete();
+                }
+                report?
+            };
             let after = backend.moment();
             let profile =
                 before.zip(after).map(|(before, after)| Profile::between(&before, &after));
@@ -96,7 +114,17 @@ pub(crate) async fn generate(
     request: GenerateRequest,
     show: bool,
 ) -> Result<Report, Error> {
-    let mut events = backend.generate(request).await?;
+    generate_traced(backend, request, show, None).await
+}
+
+/// As [`generate`], with the context of a span.
+async fn generate_traced(
+    backend: &Backend,
+    request: GenerateRequest,
+    show: bool,
+    trace: Option<&ClientTrace>,
+) -> Result<Report, Error> {
+    let mut events = backend.generate(request, trace).await?;
     let mut report = Report::default();
     while let Some(response) = events.next().await? {
         if response.sequence != report.events {

@@ -17,6 +17,7 @@ use shimmer_model::Container;
 use shimmer_proto::{
     membership::{Snapshot, records::CoordinatorRecord},
     tls::Dialer,
+    trace::TraceCounts,
 };
 use shimmer_worker::{bind, tier_options::ByteSize};
 use tokio::{net::TcpListener, sync::watch};
@@ -34,6 +35,7 @@ use crate::{
     logging,
     metrics::{self, MembershipCollector, MembershipReport, Metrics, Page},
     output, shutdown,
+    traces::{TraceCollector, Traces},
 };
 
 /// Runs the command.
@@ -76,6 +78,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         ..remote(&config, address, dialer)
     };
     let id = settings.coordinator_id.clone();
+    let traces = Traces::start(config.traces.as_ref(), "serve", &id)?;
     let workers = RemoteWorkers::start(settings, model, store, own).map_err(links)?;
     let (status, links, handle) = (workers.status(), workers.observer(), workers.handle());
     let name =
@@ -89,6 +92,9 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         name,
         None,
     )?;
+    let counted = traces.as_ref().map(Traces::counts);
+    let tracer = traces.as_ref().map(Traces::tracer).unwrap_or_default();
+    let inference = inference.with_tracer(tracer);
     let inference = match &journal {
         Some(journal) => inference.with_journal(journal.clone()),
         None => inference,
@@ -119,7 +125,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         let options = ServerOptions { door, counters, drain: config.drain_timeout.0 };
         let serving = serve(inference, listener, shutdown.clone(), options);
         let serving = Box::pin(admin::beside(serving, admin_port, operators));
-        metrics::beside(serving, metrics, page(sources, membership), shutdown)
+        metrics::beside(serving, metrics, page(sources, membership, counted), shutdown)
             .await
             .map_err(|error| Error::failed("the coordinator stopped", error))?;
         tracing::info!("stopped");
@@ -134,10 +140,17 @@ fn cannot_journal(error: JournalError) -> Error {
 }
 
 /// What the coordinator counts, and how the store stands that it is in.
-fn page(sources: Sources, membership: watch::Receiver<Snapshot>) -> Page {
+fn page(
+    sources: Sources,
+    membership: watch::Receiver<Snapshot>,
+    traces: Option<Arc<TraceCounts>>,
+) -> Page {
     let (text, view) = (sources.clone(), membership.clone());
     let mut registry = metrics::registry(CoordinatorCollector(move || text.report()));
     registry.register_collector(Box::new(MembershipCollector(view)));
+    if let Some(counts) = traces {
+        registry.register_collector(Box::new(TraceCollector(counts)));
+    }
     let json = move || {
         let mut report = serde_json::json!(sources.report());
         let membership = MembershipReport::of(&membership.borrow(), SystemTime::now());

@@ -4,7 +4,7 @@ mod registration;
 
 use std::{sync::Arc, time::SystemTime};
 
-use shimmer_proto::membership::Snapshot;
+use shimmer_proto::{membership::Snapshot, trace::TraceCounts};
 use shimmer_worker::{
     ExpertCore, ServeConfig, WorkerConfig as CoreConfig, bind,
     metrics::{WorkerCollector, WorkerReport},
@@ -25,6 +25,7 @@ use crate::{
     output,
     profile::{Moment, Profile},
     shutdown,
+    traces::{TraceCollector, Traces},
 };
 
 /// Runs the command.
@@ -59,13 +60,18 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         },
     )
     .map_err(refuse_worker)?;
+    let traces = Traces::start(config.traces.as_ref(), "worker", &id)?;
+    if let Some(traces) = &traces {
+        core.trace(traces.tracer());
+    }
+    let counted = traces.as_ref().map(Traces::counts);
     block_on(async {
         let shutdown = shutdown::on_signal()?;
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "worker is ready for coordinators");
         output::line(&format!("listening on {address}"))?;
         let options =
             ServeConfig { drain_timeout: config.drain_timeout.0, tls, ..ServeConfig::default() };
-        let page = page(&core, store.as_ref().map(|store| store.watch()));
+        let page = page(&core, store.as_ref().map(|store| store.watch()), counted);
         let registration = store
             .zip(config.cluster)
             .map(|(store, cluster)| Registration::new(store, cluster, &core, address));
@@ -86,11 +92,18 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
 }
 
 /// What the worker counts, and how the store stands that it is in.
-fn page(core: &Arc<ExpertCore>, view: Option<watch::Receiver<Snapshot>>) -> Page {
+fn page(
+    core: &Arc<ExpertCore>,
+    view: Option<watch::Receiver<Snapshot>>,
+    traces: Option<Arc<TraceCounts>>,
+) -> Page {
     let (text, json) = (Arc::clone(core), Arc::clone(core));
     let mut registry = metrics::registry(WorkerCollector(move || WorkerReport::of(&text)));
     if let Some(view) = view.clone() {
         registry.register_collector(Box::new(MembershipCollector(view)));
+    }
+    if let Some(counts) = traces {
+        registry.register_collector(Box::new(TraceCollector(counts)));
     }
     let json = move || {
         let mut report = serde_json::json!(WorkerReport::of(&json));

@@ -13,6 +13,7 @@ use shimmer_coordinator::{
 use shimmer_worker::metrics::{WorkerCollector, WorkerReport};
 
 use super::*;
+use crate::traces::TraceCollector;
 
 fn worker_text() -> String {
     encode(&registry(WorkerCollector(WorkerReport::default)))
@@ -77,6 +78,7 @@ fn the_document_has_every_metric() {
         ("Worker", worker_text()),
         ("Coordinator", coordinator_text()),
         ("Membership", membership_text()),
+        ("Traces", encode(&registry(TraceCollector(Arc::default())))),
     ];
     for (heading, text) in pages {
         let section = document

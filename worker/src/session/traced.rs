@@ -85,7 +85,7 @@ impl WorkTrace {
                 ("shimmer.worker", core.id().into()),
                 ("shimmer.layer", layer.into()),
                 ("shimmer.tier", "drive".into()),
-                ("shimmer.drive", core.drive().into()),
+                ("shimmer.drives", core.drive().into()),
                 ("shimmer.experts", self.missed.into()),
                 ("shimmer.read_wait_us", micros(waited).into()),
             ];
