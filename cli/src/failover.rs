@@ -10,7 +10,7 @@ use shimmer_proto::{
     status,
     v1::{GenerateRequest, GenerateResponse, ResumeRequest, generate_response::Event},
 };
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming, metadata::MetadataMap};
 
 use crate::{backend::Remote, error::Error, output};
 
@@ -357,7 +357,7 @@ impl Joined {
                 let mut request = Request::new(self.request.clone());
                 *request.metadata_mut() = self.metadata.clone();
                 client.generate(request).await
-            },
+            }
             Ask::Rest => {
                 let request_id = self.request.request_id.clone().unwrap_or_default();
                 let after_sequence = self.last;

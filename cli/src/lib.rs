@@ -71,7 +71,7 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
         Command::Generate(args) => match settings(&args.settings, &args.file, matches)? {
             Some(settings) => {
                 commands::generate::run(settings.validate()?, args.input, &args.log, &args.traces)
-            },
+            }
             None => Ok(()),
         },
         Command::Bench(args) => match settings(&args.settings, &args.file, matches)? {

@@ -15,6 +15,7 @@ use shimmer_coordinator::{
 };
 use shimmer_kernels::{Isa, Kernels};
 use shimmer_model::Container;
+use shimmer_proto::trace::Tracer;
 use shimmer_worker::{
     ExpertCore,
     budget::WorkShape,
@@ -92,7 +93,6 @@ impl LocalCluster {
         &self.inference
     }
 
-    /// Everything that is counted, now.
     /// Lets the workers tell what they do for traced requests.
     pub(crate) fn trace(&self, tracer: &Tracer) {
         if tracer.is_on() {
@@ -100,6 +100,7 @@ impl LocalCluster {
         }
     }
 
+    /// Everything that is counted, now.
     pub(crate) fn moment(&self) -> Moment {
         Moment::now(Some(self.inference.engine().stats()), &self.cores)
     }

@@ -63,7 +63,8 @@ impl Traces {
     ) -> Result<Option<Self>, Error> {
         let Some(config) = config else { return Ok(None) };
         let failed = |error: &dyn std::fmt::Display| {
-            Error::failed("cannot export traces", error.to_string()).with_hint("check --otlp-endpoint")
+            Error::failed("cannot export traces", error.to_string())
+                .with_hint("check --otlp-endpoint")
         };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)

@@ -69,7 +69,8 @@ impl Drop for RequestTrace {
     fn drop(&mut self) {
         let time = [self.begun, SystemTime::now()];
         let attributes = std::mem::take(&mut self.attributes);
-        let span = SpanRecord::below(self.context, self.context.span, names::REQUEST, time, attributes);
+        let span =
+            SpanRecord::below(self.context, self.context.span, names::REQUEST, time, attributes);
         self.tracer.finish(SpanRecord {
             parent: self.parent.map_or(0, |parent| parent.span),
             remote: self.parent.is_some(),

@@ -17,7 +17,9 @@ use std::time::Duration;
 use shimmer_kernels::{AttentionSpan, Kernels, RopeTable};
 use shimmer_model::{Container, ModelConfig, NumericClass};
 
-use crate::dispatch::{Exchange, ExpertTransport, FaultCounts, FaultPolicy, StepTrace, WorkerStats};
+use crate::dispatch::{
+    Exchange, ExpertTransport, FaultCounts, FaultPolicy, StepTrace, WorkerStats,
+};
 use crate::gating::RowFaults;
 use crate::histogram::Histogram;
 use crate::kv_cache::KvCache;

@@ -352,5 +352,7 @@ fn micros(duration: Duration) -> u32 {
 
 mod assignment;
 mod traced;
+
+use traced::WorkTrace;
 #[cfg(test)]
 mod tests;

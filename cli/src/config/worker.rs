@@ -163,11 +163,7 @@ impl WorkerSettings {
             metrics_listen: all.metrics_listen,
             cluster,
             tls: member_files(all.tls_ca, all.tls_cert, all.tls_key)?,
-            traces: trace_config(
-                all.otlp_endpoint,
-                all.otlp_protocol.unwrap_or_default(),
-                100.0,
-            )?,
+            traces: trace_config(all.otlp_endpoint, all.otlp_protocol.unwrap_or_default(), 100.0)?,
             log: all.log.ok_or_else(|| ConfigError::missing("log"))?,
             log_format: all.log_format.ok_or_else(|| ConfigError::missing("log-format"))?,
         })

@@ -43,12 +43,22 @@ pub struct TraceArgs {
     pub otlp_endpoint: Option<String>,
 
     /// How spans are sent: grpc or http; grpc when not given
-    #[arg(long, env = "SHIMMER_OTLP_PROTOCOL", value_name = "PROTOCOL", help_heading = "Diagnostics")]
+    #[arg(
+        long,
+        env = "SHIMMER_OTLP_PROTOCOL",
+        value_name = "PROTOCOL",
+        help_heading = "Diagnostics"
+    )]
     pub otlp_protocol: Option<OtlpProtocol>,
 
     /// Share of the requests that are traced, percent; 1 when not given
-    #[arg(long, env = "SHIMMER_TRACE_SAMPLE", value_name = "PERCENT", allow_negative_numbers = true,
-        help_heading = "Diagnostics")]
+    #[arg(
+        long,
+        env = "SHIMMER_TRACE_SAMPLE",
+        value_name = "PERCENT",
+        allow_negative_numbers = true,
+        help_heading = "Diagnostics"
+    )]
     pub trace_sample: Option<f64>,
 }
 
@@ -59,7 +69,11 @@ impl TraceArgs {
     /// A value cannot be used.
     pub fn config(&self) -> Result<Option<TraceConfig>, ConfigError> {
         let (protocol, sample) = (self.otlp_protocol, self.trace_sample);
-        trace_config(self.otlp_endpoint.clone(), protocol.unwrap_or_default(), sample.unwrap_or(1.0))
+        trace_config(
+            self.otlp_endpoint.clone(),
+            protocol.unwrap_or_default(),
+            sample.unwrap_or(1.0),
+        )
     }
 }
 

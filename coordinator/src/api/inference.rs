@@ -21,8 +21,8 @@ use crate::chat_template::{ChatMessage, ChatTemplate, RenderOptions};
 use crate::engine::{EngineHandle, ModelInfo};
 use crate::journal::{Acceptance, Accepted, Journal};
 use crate::sequence::{Generation, Known};
-use crate::trace::RequestTrace;
 use crate::tokenizer::{EncodeOptions, TextError, Tokenizer};
+use crate::trace::RequestTrace;
 
 /// What the service is made of.
 #[derive(Debug)]
