@@ -39,8 +39,8 @@ const BATCH: usize = 512;
 const GATHER: Duration = Duration::from_millis(500);
 /// Longest export. A collector beside the process answers in milliseconds.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest wait for the last spans when the process ends.
-const FLUSH: Duration = Duration::from_millis(800);
+/// Longest wait for the last spans when the process ends, half of it more for an export that is under way.
+const FLUSH: Duration = Duration::from_millis(600);
 
 /// The exporter's thread; dropping it sends the last spans, for less than a second.
 #[derive(Debug)]

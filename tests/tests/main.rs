@@ -27,3 +27,4 @@ mod security;
 mod simulation;
 mod tidy;
 mod tiers;
+mod traces;
