@@ -1,6 +1,7 @@
 //! Spans of real processes, as a collector receives them, and what happens without one that answers.
 
 mod collector;
+mod drive;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,6 +16,7 @@ use shimmer_model::{NumericClass, tiny::Preset};
 use shimmer_proto::trace::{TRACEPARENT, names};
 use shimmer_tests::{
     cluster::{Cluster, ClusterOptions, WorkerOptions},
+    faults::Faults,
     in_process::InProcess,
     models::TinyModel,
     process::{generate_args, shimmer_binary, without_variables},
@@ -37,21 +39,32 @@ fn jobs(container: &Path) -> Vec<(Job, Outcome)> {
     jobs.into_iter().zip(outcomes).collect()
 }
 
-/// A worker that has all its experts in memory, one with two slots, and a coordinator.
-fn cluster(container: &Path, collector: SocketAddr, protocol: &str, sample: &str) -> Cluster {
-    let endpoint = format!("http://{collector}");
+/// A worker that has all its experts in memory, one with two slots, and a coordinator with these flags. Both may meet
+/// faults.
+fn cluster_with(
+    container: &Path,
+    [endpoint, protocol]: [&str; 2],
+    flags: &[&str],
+    faults: Option<&Faults>,
+) -> Cluster {
     let args = |more: &[&str]| -> Vec<String> {
-        let all = ["--otlp-endpoint", &endpoint, "--otlp-protocol", protocol];
+        let all = ["--otlp-endpoint", endpoint, "--otlp-protocol", protocol];
         let page = ["--metrics-listen", "127.0.0.1:0"];
         all.iter().chain(&page).chain(more).map(|&arg| arg.to_owned()).collect()
     };
-    let worker = |args| WorkerOptions { args, ..WorkerOptions::default() };
+    let worker = |args, envs| WorkerOptions { args, envs, ..WorkerOptions::default() };
+    let envs = faults.map(Faults::envs).unwrap_or_default();
     let small = ["--cap", "2", "--io", "pread", "--evict-guard", "off"];
     Cluster::start(&ClusterOptions {
-        workers: vec![worker(args(&[])), worker(args(&small))],
-        args: args(&["--trace-sample", sample]),
+        workers: vec![worker(args(&[]), envs.clone()), worker(args(&small), envs)],
+        args: args(flags),
         ..ClusterOptions::new(container, 0)
     })
+}
+
+fn cluster(container: &Path, collector: SocketAddr, protocol: &str, sample: &str) -> Cluster {
+    let endpoint = format!("http://{collector}");
+    cluster_with(container, [&endpoint, protocol], &["--trace-sample", sample], None)
 }
 
 /// The spans from `span` up to the one without a parent among `spans`.

@@ -41,6 +41,8 @@ pub(super) struct Received {
     pub(super) name: String,
     pub(super) nanos: u64,
     pub(super) attributes: BTreeMap<String, String>,
+    /// What failed; empty for nothing.
+    pub(super) error: String,
 }
 
 /// What came.
@@ -61,6 +63,7 @@ impl Kept {
                 name: span.name,
                 nanos: span.end_time_unix_nano - span.start_time_unix_nano,
                 attributes: texts(span.attributes),
+                error: span.status.unwrap_or_default().message,
             }));
         }
     }
