@@ -96,6 +96,33 @@ fetch_etcd() {
   printf '%s\n' "$directory/usr/bin"
 }
 
+# fetch_prometheus: prints the path of Prometheus itself, of the same package. Returns 1 where it is not to be had.
+fetch_prometheus() {
+  command -v prometheus && return
+  local promtool
+  promtool=$(fetch_promtool) && [ -x "$(dirname "$promtool")/prometheus" ] || return 1
+  printf '%s\n' "$(dirname "$promtool")/prometheus"
+}
+
+# fetch_container_base: prints the path of a Debian root file system for the image's tests, which must not depend on a
+# registry. debootstrap makes it once, as root, with what deploy/Dockerfile would install. Returns 1 where it cannot.
+fetch_container_base() {
+  local base work
+  base="$(cache_directory)/container-base.tar"
+  if [ ! -s "$base" ]; then
+    [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || return 1
+    command -v debootstrap >/dev/null || (install_system_packages debootstrap) >&2 || return 1
+    work=$(mktemp -d)
+    if debootstrap --variant=minbase --include=libhwloc15,libudev1,procps,strace,iproute2,ca-certificates \
+      bookworm "$work/base" >"$base.log" 2>&1; then
+      rm -rf "$work"/base/var/cache/apt/* "$work"/base/var/lib/apt/lists/* "$work"/base/var/log/*
+      tar -C "$work/base" --numeric-owner -cf "$base.partial" . && mv "$base.partial" "$base"
+    fi
+    rm -rf "$work" "$base.partial"
+  fi
+  [ -s "$base" ] && printf '%s\n' "$base"
+}
+
 # ensure_python: a Python that can make virtual environments.
 ensure_python() {
   if ! python3 -c 'import venv, ensurepip' 2>/dev/null; then

@@ -11,6 +11,7 @@ use crate::{
         convert::ConvertArgs,
         demo::DemoArgs,
         generate::GenerateArgs,
+        healthcheck::HealthcheckArgs,
         inspect::InspectArgs,
         make_demo::MakeDemoArgs,
         mirror::MirrorArgs,
@@ -75,6 +76,8 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Shows the text of token ids
     Detokenize(DetokenizeArgs),
+    /// Asks a page of figures whether its process is ready, for probes of containers
+    Healthcheck(HealthcheckArgs),
     /// Shows the members of a cluster, their states and what went wrong
     Status(StatusArgs),
     /// Shows which worker holds which experts

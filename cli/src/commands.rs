@@ -5,6 +5,7 @@ pub mod bench;
 pub mod convert;
 pub mod demo;
 pub mod generate;
+pub mod healthcheck;
 pub mod inspect;
 pub mod make_demo;
 pub mod mirror;

@@ -5,6 +5,7 @@
 //! and at [`local`] for the in-process cluster.
 
 pub mod args;
+mod attendant;
 mod backend;
 pub mod commands;
 pub mod config;
@@ -80,6 +81,7 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
         },
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Detokenize(args) => commands::tokenize::detokenize(&args),
+        Command::Healthcheck(args) => commands::healthcheck::run(&args),
         Command::Status(args) => commands::admin::status(&args),
         Command::Placement(args) => commands::admin::placement(&args),
         Command::Drain(args) => commands::admin::drain(&args),

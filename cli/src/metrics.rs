@@ -1,4 +1,5 @@
-//! The page of figures that Prometheus reads: `/metrics` in its text format, `/metrics.json` with the same snapshot.
+//! The page of figures that Prometheus reads, `/metrics` in its text format and `/metrics.json` with the same snapshot, and
+//! the answers for probes: `/livez` from the start of the process on, `/readyz` while it does its work.
 //!
 //! A scrape is one short connection: it is closed after its answer, and in any case after a few seconds, so that slow or
 //! silent clients hold nothing for long. There is a limit of open ones; more wait in the kernel's queue.
@@ -6,19 +7,21 @@
 mod membership;
 
 use std::{
-    future::Future,
-    io,
-    net::{SocketAddr, TcpListener as StdListener},
+    fmt, io,
+    net::SocketAddr,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll},
     time::Duration,
 };
 
 use axum::{
     Router,
-    http::header::{CONNECTION, CONTENT_TYPE},
-    response::IntoResponse,
+    http::{
+        StatusCode,
+        header::{CONNECTION, CONTENT_TYPE},
+    },
+    response::{IntoResponse, Response},
     routing::get,
     serve::Listener,
 };
@@ -47,83 +50,118 @@ struct Limits {
 /// A scrape takes milliseconds; Prometheus gives up after 10 s by itself, and two of them are many.
 const LIMITS: Limits = Limits { connections: 16, time: Duration::from_secs(10) };
 
-/// What is shown: a registry for Prometheus, and the same snapshot as JSON.
+/// Whether a process does its work now, or why it does not.
+pub(crate) type Ready = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// What is shown: a registry for Prometheus, the same snapshot as JSON, and whether requests may come.
 pub(crate) struct Page {
     pub(crate) registry: Registry,
     pub(crate) json: Box<dyn Fn() -> serde_json::Value + Send + Sync>,
+    pub(crate) ready: Ready,
 }
 
-/// A bound page that nobody serves yet.
+/// A page that is served; dropping it ends that.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    listener: StdListener,
-    address: SocketAddr,
+    shown: Shown,
+    _tasks: JoinSet<()>,
 }
 
 impl Metrics {
-    /// Binds the page's address before anything slow is done.
+    /// Binds the page's address and answers there from now on. It says that nothing is ready until there is something to
+    /// show, and again once `asked` is cancelled.
     ///
     /// # Errors
     /// The address cannot be listened on.
-    pub(crate) fn bind(address: SocketAddr) -> Result<Self, Error> {
+    pub(crate) fn start(address: SocketAddr, asked: CancellationToken) -> Result<Self, Error> {
+        let failed = |error| cannot_listen(address, error, "--metrics-listen");
         let listener = shimmer_worker::bind(&address.to_string())
             .map_err(|error| cannot_listen(address, error, "--metrics-listen"))?;
-        let address = listener
-            .local_addr()
-            .map_err(|error| cannot_listen(address, error, "--metrics-listen"))?;
-        output::line(&format!("metrics on http://{address}/metrics"))?;
-        Ok(Self { listener, address })
+        let at = listener.local_addr().map_err(failed)?;
+        let listener = TcpListener::from_std(listener).map_err(failed)?;
+        output::line(&format!("metrics on http://{at}/metrics"))?;
+        tracing::info!(address = %at, "figures for Prometheus");
+        let shown = Shown { page: Arc::default(), asked };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve(listener, shown.clone(), LIMITS));
+        Ok(Self { shown, _tasks: tasks })
     }
 
-    /// Serves until `shutdown` is cancelled.
-    async fn serve(
-        self,
-        page: Page,
-        limits: Limits,
-        shutdown: CancellationToken,
-    ) -> io::Result<()> {
-        let listener = Limited {
-            listener: TcpListener::from_std(self.listener)?,
-            open: Arc::new(Semaphore::new(limits.connections)),
-            time: limits.time,
-        };
-        axum::serve(listener, router(page)).with_graceful_shutdown(shutdown.cancelled_owned()).await
+    /// Shows this page from now on; the first one stays.
+    pub(crate) fn show(&self, page: Page) {
+        assert!(self.shown.page.set(page).is_ok(), "a process has one page");
     }
 }
 
-/// Runs a server to its end with the page beside it, if there is one.
-pub(crate) async fn beside<T>(
-    server: impl Future<Output = T>,
-    metrics: Option<Metrics>,
-    page: Page,
-    shutdown: CancellationToken,
-) -> T {
-    let Some(metrics) = metrics else { return server.await };
-    tracing::info!(address = %metrics.address, "figures for Prometheus");
-    let mut tasks = JoinSet::new();
-    tasks.spawn(async move {
-        if let Err(error) = metrics.serve(page, LIMITS, shutdown).await {
-            tracing::error!(%error, "the metrics page has ended");
+/// What the handlers see.
+#[derive(Clone)]
+struct Shown {
+    page: Arc<OnceLock<Page>>,
+    asked: CancellationToken,
+}
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shown").field("asked", &self.asked).finish_non_exhaustive()
+    }
+}
+
+/// What is said as long as there is no page.
+const LOADING: &str = "loading: this process does not serve yet";
+
+impl Shown {
+    /// Whether requests may come.
+    fn ready(&self) -> Result<(), String> {
+        if self.asked.is_cancelled() {
+            return Err("draining: this process was asked to stop".to_owned());
         }
-    });
-    // The set ends the page when the server has ended.
-    server.await
+        (self.page.get().ok_or_else(|| LOADING.to_owned())?.ready)()
+    }
 }
 
-fn router(page: Page) -> Router {
-    let page = Arc::new(page);
-    let shown = Arc::clone(&page);
+async fn serve(listener: TcpListener, shown: Shown, limits: Limits) {
+    let open = Arc::new(Semaphore::new(limits.connections));
+    let listener = Limited { listener, open, time: limits.time };
+    if let Err(error) = axum::serve(listener, router(shown)).await {
+        tracing::error!(%error, "the metrics page has ended");
+    }
+}
+
+fn router(shown: Shown) -> Router {
+    let (text, json, ready) = (shown.clone(), shown.clone(), shown);
     let text = move || async move {
+        let Some(page) = text.page.get() else { return unready(LOADING) };
         let mut text = String::new();
-        prometheus_text::encode(&mut text, &shown.registry).expect("a string takes everything");
+        prometheus_text::encode(&mut text, &page.registry).expect("a string takes everything");
         ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8"), (CONNECTION, "close")], text)
             .into_response()
     };
     let json = move || async move {
+        let Some(page) = json.page.get() else { return unready(LOADING) };
         let value = (page.json)().to_string();
         ([(CONTENT_TYPE, "application/json"), (CONNECTION, "close")], value).into_response()
     };
-    Router::new().route("/metrics", get(text)).route("/metrics.json", get(json))
+    let ready = move || async move {
+        match ready.ready() {
+            Ok(()) => plain(StatusCode::OK, "ready"),
+            Err(reason) => unready(&reason),
+        }
+    };
+    Router::new()
+        .route("/metrics", get(text))
+        .route("/metrics.json", get(json))
+        .route("/livez", get(|| async { plain(StatusCode::OK, "alive") }))
+        .route("/readyz", get(ready))
+}
+
+fn unready(reason: &str) -> Response {
+    plain(StatusCode::SERVICE_UNAVAILABLE, reason)
+}
+
+/// One line of text for people and probes.
+fn plain(status: StatusCode, text: &str) -> Response {
+    let head = [(CONTENT_TYPE, "text/plain; charset=utf-8"), (CONNECTION, "close")];
+    (status, head, format!("{text}\n")).into_response()
 }
 
 /// Accepts no more connections than there may be, each for a limited time.

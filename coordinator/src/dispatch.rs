@@ -135,6 +135,11 @@ pub trait ExpertTransport: Send + fmt::Debug {
         self.give_up(worker, reason);
     }
 
+    /// Whether a worker is out of service because it computes differently.
+    fn is_quarantined(&self, _worker: usize) -> bool {
+        false
+    }
+
     /// Computes work on the coordinator's own copy of the experts, on the calling thread. None without such a copy.
     fn own_copy(&mut self, _work: &ExpertWork) -> Option<Result<ExpertResult, WorkerError>> {
         None

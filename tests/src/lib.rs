@@ -6,7 +6,9 @@
 pub mod certificates;
 pub mod client;
 pub mod cluster;
+pub mod compose;
 pub mod control_group;
+pub mod engine;
 pub mod etcd;
 pub mod faults;
 pub mod in_process;
@@ -16,6 +18,7 @@ pub mod process;
 pub mod quality;
 pub mod random;
 pub mod reference;
+pub mod resuming;
 pub mod simulator;
 pub mod wait;
 pub mod workload;

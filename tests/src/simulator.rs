@@ -11,6 +11,8 @@
 //!   one set of owners;
 //! * no worker computes work of another run of its coordinator, and no coordinator serves by a generation before the
 //!   workers that are there have loaded it;
+//! * where everything is computed by two workers, a worker that computes other bytes gets none of them into a sum that was
+//!   compared, and nobody else is taken out of service for it;
 //! * after the faults requests complete again, and the placement is on those who are there.
 //!
 //! Whether the simulator would see it if one of the cores were wrong is shown by [`Mutation`]: the harness then lies to a
@@ -57,16 +59,22 @@ pub enum Mutation {
     LeaderNotChecked,
     /// A coordinator takes workers for ready as soon as they are assigned something.
     ReadyNotAwaited,
+    /// Nothing is computed twice, though it should be.
+    AuditsLeftOut,
+    /// When two workers disagree, the wrong one is taken out of service.
+    OtherAccused,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::FenceNotChecked,
         Self::DuplicateAdded,
         Self::StaleEpochAccepted,
         Self::LeaderNotChecked,
         Self::ReadyNotAwaited,
+        Self::AuditsLeftOut,
+        Self::OtherAccused,
     ];
 }
 

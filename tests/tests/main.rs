@@ -9,6 +9,7 @@
 mod api;
 mod api_reference;
 mod clients;
+mod containers;
 mod faults;
 mod hosts;
 mod kernels_f64;

@@ -60,7 +60,10 @@ fn planted_bugs_are_found() {
         let Violation { seed, rule, .. } = found(mutation);
         println!("{mutation:?}: seed {seed}: {rule}");
         let expected = match mutation {
-            Mutation::FenceNotChecked | Mutation::DuplicateAdded => "has the sums",
+            Mutation::FenceNotChecked | Mutation::DuplicateAdded | Mutation::AuditsLeftOut => {
+                "has the sums"
+            }
+            Mutation::OtherAccused => "which is honest",
             Mutation::StaleEpochAccepted => "in a session of epoch",
             Mutation::LeaderNotChecked => "led",
             Mutation::ReadyNotAwaited => "has not loaded",

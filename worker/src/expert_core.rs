@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc, Mutex, OnceLock, PoisonError,
-    atomic::{AtomicBool, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
 };
 
 use shimmer_kernels::{ActivationFormat, ExpertLayout, ExpertScratch, Kernels, MATH_ID};
@@ -70,10 +70,29 @@ pub struct ExpertCore {
     draining: AtomicBool,
     tracer: OnceLock<Tracer>,
     drive: String,
+    /// Sessions whose first assignment is being loaded.
+    first_loads: AtomicUsize,
     /// Buffers of small works, then those of larger ones.
     scratch: [Mutex<Vec<ExpertScratch>>; 2],
     pub(crate) sums: Arc<Buffers<i64>>,
     pub(crate) outputs: Arc<Buffers<f32>>,
+}
+
+/// Counts a session whose first assignment is being loaded, for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct FirstLoad(Arc<ExpertCore>);
+
+impl FirstLoad {
+    pub(crate) fn of(core: &Arc<ExpertCore>) -> Self {
+        core.first_loads.fetch_add(1, Relaxed);
+        Self(Arc::clone(core))
+    }
+}
+
+impl Drop for FirstLoad {
+    fn drop(&mut self) {
+        self.0.first_loads.fetch_sub(1, Relaxed);
+    }
 }
 
 /// The experts of one layer.
@@ -200,6 +219,7 @@ impl ExpertCore {
             draining: AtomicBool::new(false),
             tracer: OnceLock::new(),
             drive,
+            first_loads: AtomicUsize::new(0),
             scratch: Default::default(),
             sums: Buffers::new(rows * hidden),
             outputs: Buffers::new(rows * experts_per_row * hidden),
@@ -244,6 +264,12 @@ impl ExpertCore {
             threads: u32::try_from(self.pool.current_num_threads()).unwrap_or(u32::MAX),
             absent_layers: self.container.absent_layers(),
         }
+    }
+
+    /// Whether a coordinator waits for the first experts that it assigned. While later assignments are loaded the earlier
+    /// ones serve.
+    pub fn is_loading(&self) -> bool {
+        self.first_loads.load(Relaxed) > 0
     }
 
     /// Says in every hello from now on that this worker is about to leave.

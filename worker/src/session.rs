@@ -23,7 +23,7 @@ use crate::{
     check::{self, Checked, HintDrop, refusal},
     compute::{self, Workspace},
     counters::Counters,
-    expert_core::ExpertCore,
+    expert_core::{ExpertCore, FirstLoad},
     generations::{Generations, Stamp},
     store::{LoadProgress, Round},
 };
@@ -76,9 +76,10 @@ impl ExpertSession {
         })?;
         let stamp = Stamp::new(assign.epoch, assign.generation);
         // Its experts stay in memory, but no longer keep the room from the new assignment.
+        let first = self.assignments.all().next().is_none().then(|| FirstLoad::of(&self.core));
         let (number, gone) = self.assignments.begin(stamp);
         drop(gone);
-        Ok(Loading { core: Arc::clone(&self.core), number, stamp, wanted })
+        Ok(Loading { core: Arc::clone(&self.core), number, stamp, wanted, _first: first })
     }
 
     /// Whether an assignment is held, ready or not: what is not held any more need not be loaded.

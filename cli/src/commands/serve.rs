@@ -28,13 +28,14 @@ use super::{
     cannot_listen, security,
 };
 use crate::{
+    attendant::Attendant,
     block_on,
     config::{ClusterConfig, ServeConfig, host_name, incarnation},
     error::Error,
     local::{OwnCopy, engine_terms, inference, kernels, refuse},
     logging,
-    metrics::{self, MembershipCollector, MembershipReport, Metrics, Page},
-    output, shutdown,
+    metrics::{self, MembershipCollector, MembershipReport, Page},
+    output,
     traces::{TraceCollector, Traces},
 };
 
@@ -44,13 +45,13 @@ use crate::{
 /// The container or a limit is refused, or the address cannot be listened on.
 pub fn run(config: ServeConfig) -> Result<(), Error> {
     logging::start(&config.log, config.log_format);
+    let attendant = Attendant::start(config.metrics_listen)?;
     let container = super::open_container(&config.container)?;
     let kernels = kernels(config.isa)?;
     let identity = security::identity(config.tls.as_ref())?;
     let members = identity.as_ref().map(|identity| identity.server());
     let dialer = identity.map_or_else(Dialer::plaintext, |identity| Dialer::tls(identity.client()));
     let admin_port = config.admin_listen.map(|at| AdminPort::bind(at, members)).transpose()?;
-    let metrics = config.metrics_listen.map(Metrics::bind).transpose()?;
     // Before the model is loaded: an address that is taken is heard of at once.
     let listener = bind(&config.listen.to_string())
         .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
@@ -113,8 +114,8 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         cluster: status,
         door: Arc::clone(&counters),
     };
+    let shutdown = attendant.serving(page(sources, membership, counted));
     block_on(async {
-        let shutdown = shutdown::on_signal()?;
         let listener = TcpListener::from_std(listener)
             .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
         if let (Some(cluster), Some(reached)) = (&config.cluster, &reached) {
@@ -123,9 +124,8 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "coordinator is listening");
         output::line(&format!("listening on {address}"))?;
         let options = ServerOptions { door, counters, drain: config.drain_timeout.0 };
-        let serving = serve(inference, listener, shutdown.clone(), options);
-        let serving = Box::pin(admin::beside(serving, admin_port, operators));
-        metrics::beside(serving, metrics, page(sources, membership, counted), shutdown)
+        let serving = serve(inference, listener, shutdown, options);
+        Box::pin(admin::beside(serving, admin_port, operators))
             .await
             .map_err(|error| Error::failed("the coordinator stopped", error))?;
         tracing::info!("stopped");
@@ -145,7 +145,7 @@ fn page(
     membership: watch::Receiver<Snapshot>,
     traces: Option<Arc<TraceCounts>>,
 ) -> Page {
-    let (text, view) = (sources.clone(), membership.clone());
+    let (text, view, asked) = (sources.clone(), membership.clone(), sources.clone());
     let mut registry = metrics::registry(CoordinatorCollector(move || text.report()));
     registry.register_collector(Box::new(MembershipCollector(view)));
     if let Some(counts) = traces {
@@ -157,7 +157,23 @@ fn page(
         report["membership"] = serde_json::json!(membership);
         report
     };
-    Page { registry, json: Box::new(json) }
+    Page { registry, json: Box::new(json), ready: Box::new(move || can_generate(&asked)) }
+}
+
+/// Whether a request would be answered now.
+fn can_generate(sources: &Sources) -> Result<(), String> {
+    if sources.engine.has_ended() {
+        return Err("the engine has ended".to_owned());
+    }
+    let cluster = sources.cluster.borrow();
+    if cluster.complete {
+        return Ok(());
+    }
+    let serving = cluster.workers.iter().filter(|worker| worker.state == "serving").count();
+    let known = cluster.workers.len();
+    Err(format!(
+        "waiting for workers: {serving} of {known} serve, and some experts have nobody who computes them"
+    ))
 }
 
 /// The experts that this process can compute itself.

@@ -11,20 +11,19 @@ use shimmer_worker::{
     serve,
 };
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use self::registration::{Registration, while_serving};
 use super::{cannot_listen, security};
 use crate::{
+    attendant::Attendant,
     block_on,
     config::{WorkerConfig, host_name},
     error::Error,
     local::{kernels, refuse_worker},
     logging,
-    metrics::{self, MembershipCollector, MembershipReport, Metrics, Page},
+    metrics::{self, MembershipCollector, MembershipReport, Page},
     output,
     profile::{Moment, Profile},
-    shutdown,
     traces::{TraceCollector, Traces},
 };
 
@@ -34,10 +33,10 @@ use crate::{
 /// The container or the budget is refused, or the address cannot be listened on.
 pub fn run(config: WorkerConfig) -> Result<(), Error> {
     logging::start(&config.log, config.log_format);
+    let attendant = Attendant::start(config.metrics_listen)?;
     let container = super::open_container(&config.container)?;
     let kernels = kernels(config.isa)?;
     let tls = security::identity(config.tls.as_ref())?.map(|identity| identity.server());
-    let metrics = config.metrics_listen.map(Metrics::bind).transpose()?;
     let listener = bind(&config.listen.to_string())
         .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
     let address =
@@ -64,21 +63,18 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
     if let Some(traces) = &traces {
         core.trace(traces.tracer());
     }
-    let counted = traces.as_ref().map(Traces::counts);
+    let view = store.as_ref().map(|store| store.watch());
+    let shutdown = attendant.serving(page(&core, view, traces.as_ref().map(Traces::counts)));
     block_on(async {
-        let shutdown = shutdown::on_signal()?;
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "worker is ready for coordinators");
         output::line(&format!("listening on {address}"))?;
         let options =
             ServeConfig { drain_timeout: config.drain_timeout.0, tls, ..ServeConfig::default() };
-        let page = page(&core, store.as_ref().map(|store| store.watch()), counted);
         let registration = store
             .zip(config.cluster)
             .map(|(store, cluster)| Registration::new(store, cluster, &core, address));
         let serving = serve(Arc::clone(&core), listener, options, shutdown.clone());
-        let serving = while_serving(registration, shutdown, serving);
-        // The page shows how the worker drains.
-        metrics::beside(serving, metrics, page, CancellationToken::new())
+        while_serving(registration, shutdown, serving)
             .await
             .map_err(|error| Error::failed("the worker stopped", error))?;
         // A connection that does not end keeps the worker, but not what it has learned.
@@ -97,7 +93,7 @@ fn page(
     view: Option<watch::Receiver<Snapshot>>,
     traces: Option<Arc<TraceCounts>>,
 ) -> Page {
-    let (text, json) = (Arc::clone(core), Arc::clone(core));
+    let (text, json, asked) = (Arc::clone(core), Arc::clone(core), Arc::clone(core));
     let mut registry = metrics::registry(WorkerCollector(move || WorkerReport::of(&text)));
     if let Some(view) = view.clone() {
         registry.register_collector(Box::new(MembershipCollector(view)));
@@ -113,5 +109,10 @@ fn page(
         }
         report
     };
-    Page { registry, json: Box::new(json) }
+    // A worker without coordinators waits for them and is ready: they have to find it.
+    let ready = move || match asked.is_loading() {
+        true => Err("loading the experts that a coordinator has assigned".to_owned()),
+        false => Ok(()),
+    };
+    Page { registry, json: Box::new(json), ready: Box::new(ready) }
 }

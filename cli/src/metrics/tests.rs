@@ -113,26 +113,38 @@ fn promtool_finds_nothing_to_say() {
 /// A page in a thread of this test.
 struct Served {
     address: SocketAddr,
-    shutdown: CancellationToken,
-    thread: Option<std::thread::JoinHandle<()>>,
+    shown: Shown,
+    _runtime: tokio::runtime::Runtime,
+}
+
+fn page(ready: impl Fn() -> Result<(), String> + Send + Sync + 'static) -> Page {
+    Page {
+        registry: registry(WorkerCollector(WorkerReport::default)),
+        json: Box::new(|| serde_json::json!(WorkerReport::default())),
+        ready: Box::new(ready),
+    }
 }
 
 impl Served {
-    fn start(limits: Limits) -> Self {
+    /// Serves nothing yet, as while a container is loaded.
+    fn loading(limits: Limits) -> Self {
         let listener = shimmer_worker::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let shutdown = CancellationToken::new();
-        let stop = shutdown.clone();
-        let page = Page {
-            registry: registry(WorkerCollector(WorkerReport::default)),
-            json: Box::new(|| serde_json::json!(WorkerReport::default())),
-        };
-        let thread = std::thread::spawn(move || {
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(Metrics { listener, address }.serve(page, limits, stop)).unwrap();
+        let shown = Shown { page: Arc::default(), asked: CancellationToken::new() };
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.unwrap();
+        let serving = shown.clone();
+        runtime.spawn(async move {
+            serve(TcpListener::from_std(listener).unwrap(), serving, limits).await;
         });
-        Self { address, shutdown, thread: Some(thread) }
+        Self { address, shown, _runtime: runtime }
+    }
+
+    fn start(limits: Limits) -> Self {
+        let served = Self::loading(limits);
+        assert!(served.shown.page.set(page(|| Ok(()))).is_ok());
+        served
     }
 
     fn connect(&self) -> TcpStream {
@@ -148,13 +160,6 @@ impl Served {
         let mut answer = String::new();
         socket.read_to_string(&mut answer).unwrap();
         answer
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.shutdown.cancel();
-        self.thread.take().unwrap().join().unwrap();
     }
 }
 
@@ -196,4 +201,41 @@ fn slow_and_silent_clients_hold_nothing_for_long() {
         drop(socket.read_to_end(&mut rest));
         assert!(rest.is_empty());
     }
+}
+
+#[test]
+fn a_process_lives_from_its_start_and_is_ready_while_it_works() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let served = Served::loading(LIMITS);
+    let ask = |path: &str| {
+        let answer = served.say(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().to_owned(), body.trim_end().to_owned())
+    };
+    let is = |path: &str, status: &str, text: &str| {
+        assert_eq!(ask(path), (status.to_owned(), text.to_owned()), "{path}");
+    };
+    // While the container is loaded: alive, and nothing else.
+    is("/livez", "200", "alive");
+    is("/readyz", "503", LOADING);
+    is("/metrics", "503", LOADING);
+    is("/metrics.json", "503", LOADING);
+    // What is shown decides, at every question.
+    let works = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&works);
+    let ready = move || match asked.load(Ordering::SeqCst) {
+        true => Ok(()),
+        false => Err("no workers".to_owned()),
+    };
+    assert!(served.shown.page.set(page(ready)).is_ok());
+    is("/livez", "200", "alive");
+    is("/readyz", "503", "no workers");
+    works.store(true, Ordering::SeqCst);
+    is("/readyz", "200", "ready");
+    assert_eq!(ask("/metrics").0, "200");
+    // After a signal it is not ready at once, whatever still runs, and lives until its end.
+    served.shown.asked.cancel();
+    is("/readyz", "503", "draining: this process was asked to stop");
+    is("/livez", "200", "alive");
+    assert_eq!(ask("/metrics").0, "200");
 }

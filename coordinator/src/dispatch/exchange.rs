@@ -282,7 +282,9 @@ impl Exchange {
 
     /// A worker has gone, with everything that was out on it.
     pub fn lost(&mut self, reach: &mut Reach<'_>, worker: usize, detail: &str) {
-        self.contested_lost(worker);
+        if reach.transport.is_quarantined(worker) {
+            self.disproved(worker);
+        }
         for part in 0..self.plan.parts.len() {
             if self.plan.parts[part].to == Recipient::Worker(worker)
                 && self.plan.parts[part].is_out()

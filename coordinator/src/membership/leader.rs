@@ -45,8 +45,8 @@ use wish::{Unseen, Wish};
 
 /// First wait after a write that failed; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(250);
-/// Longest wait after a write that failed.
-const RETRY_MAX: Duration = Duration::from_secs(8);
+/// Longest wait after a write that failed. It is one small request, and until it is made there may be no placement at all.
+const RETRY_MAX: Duration = Duration::from_secs(2);
 /// Longest wait for a snapshot that shows a write which was made. A store that was restored may never get there.
 const SHOWN_WITHIN: Duration = Duration::from_secs(5);
 /// A placement is put off at most so many times its quiet time, or members that come and go would put it off for ever.

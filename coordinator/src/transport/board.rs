@@ -340,6 +340,11 @@ impl Board {
         self.update(worker, |seat| seat.quarantine = Quarantine::Wanted(reason.to_owned()));
     }
 
+    /// Whether a worker is out of service because it computed differently.
+    pub(super) fn is_quarantined(&self, worker: usize) -> bool {
+        self.lock().seats.get(worker).is_some_and(|seat| seat.quarantine.reason().is_some())
+    }
+
     /// Quarantines that the store does not know of yet.
     pub(super) fn unwritten_quarantines(&self) -> Vec<(String, String)> {
         let state = self.lock();

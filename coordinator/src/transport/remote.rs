@@ -357,6 +357,10 @@ impl ExpertTransport for RemoteWorkers {
         self.give_up(worker, reason);
     }
 
+    fn is_quarantined(&self, worker: usize) -> bool {
+        self.board.is_quarantined(worker)
+    }
+
     fn own_copy(&mut self, work: &ExpertWork) -> Option<Result<ExpertResult, WorkerError>> {
         let layer = work.fence.as_ref()?.layer;
         if !self.has_own_copy(layer) {

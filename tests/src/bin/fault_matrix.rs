@@ -1,6 +1,7 @@
 //! Every fault, in every phase, with and without copies: real processes on several hosts of this machine.
 //!
-//! `cargo run --release -p shimmer-tests --bin fault_matrix -- [--only TEXT] [--rounds N] [--stopped-ms N] [--out FILE]`
+//! `cargo run --release -p shimmer-tests --bin fault_matrix -- [--only TEXT] [--rounds N] [--stopped-ms N] [--etcd NODES]
+//! [--out FILE]`
 //!
 //! Runs each cell whose name contains TEXT, each on a cluster of its own, and writes tables in Markdown: one row per fault,
 //! one per fault of etcd, and one per cell. It takes root, iproute2, nftables and etcd. The exit code is 1 if anything was
@@ -30,11 +31,12 @@ struct Options {
     only: String,
     rounds: usize,
     stopped: Option<Duration>,
+    etcd: usize,
     out: Option<String>,
 }
 
 fn options() -> Result<Options> {
-    let mut options = Options { only: String::new(), rounds: 1, stopped: None, out: None };
+    let mut options = Options { only: String::new(), rounds: 1, stopped: None, etcd: 0, out: None };
     let mut args = env::args().skip(1);
     while let Some(flag) = args.next() {
         let value = args.next().with_context(|| format!("{flag} takes a value"))?;
@@ -45,8 +47,9 @@ fn options() -> Result<Options> {
                 options.stopped =
                     Some(Duration::from_millis(value.parse().context("--stopped-ms")?));
             }
+            "--etcd" => options.etcd = value.parse().context("--etcd")?,
             "--out" => options.out = Some(value),
-            _ => bail!("{flag} is none of --only, --rounds, --stopped-ms and --out"),
+            _ => bail!("{flag} is none of --only, --rounds, --stopped-ms, --etcd and --out"),
         }
     }
     Ok(options)
@@ -106,6 +109,7 @@ fn main() -> Result<ExitCode> {
     let options = options()?;
     panic::set_hook(Box::new(|found| eprintln!("{found}")));
     let mut bench = Bench::new();
+    bench.etcd = options.etcd;
     bench.stopped = options.stopped.unwrap_or(bench.stopped);
     let (of_workers, lost) = run(cells(), &options, |cell| bench.run(cell));
     let (of_etcd, lost_of_etcd) = run(etcd_cells(), &options, |cell| cell.run(&bench));

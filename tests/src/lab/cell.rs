@@ -129,6 +129,8 @@ pub struct Bench {
     decode: Workload,
     /// How long a stopped process stands still.
     pub stopped: Duration,
+    /// Nodes of the etcd in which members find each other; 0 for a list.
+    pub etcd: usize,
 }
 
 #[derive(Debug)]
@@ -158,7 +160,8 @@ impl Bench {
         let prefill = workload(jobs(1000, 8));
         let decode = workload(jobs(3, 160));
         drop(engine);
-        Self { _model: model, container, prefill, decode, stopped: Duration::from_secs(30) }
+        let stopped = Duration::from_secs(30);
+        Self { _model: model, container, prefill, decode, stopped, etcd: 0 }
     }
 
     /// The container directory.
@@ -175,7 +178,7 @@ impl Bench {
             args.extend(["--replicas", &copies]);
         }
         Plan {
-            etcd: 0,
+            etcd: self.etcd,
             member_args: Vec::new(),
             container: self.container.clone(),
             workers: vec![WorkerPlan::default(); workers],

@@ -1,5 +1,7 @@
 //! A model coordinator: the real cores of leadership, membership, switching and dispatch, told what happens by the world.
 
+mod check;
+
 use std::{
     collections::BTreeMap,
     sync::Arc,
@@ -7,7 +9,7 @@ use std::{
 };
 
 use shimmer_coordinator::{
-    dispatch::{Exchange, FaultPolicy, LayerRound, Reach, Standing},
+    dispatch::{Exchange, FaultCounts, FaultPolicy, LayerRound, Reach, Standing},
     fence::Verdict,
     gating::{Choices, RowFaults},
     membership::{
@@ -35,7 +37,7 @@ use tokio::sync::watch;
 
 use super::{
     DIGEST, EXPERTS, LAYERS, Mutation,
-    arithmetic::{self, HIDDEN},
+    arithmetic::HIDDEN,
     dice::Dice,
     oracle::Oracle,
     transport::ModelTransport,
@@ -87,6 +89,8 @@ pub(super) struct ModelCoordinator {
     pub(super) done: u64,
     pub(super) failed: u64,
     pub(super) last_done: Duration,
+    /// A worker computes other bytes.
+    pub(super) lied_to: bool,
 }
 
 /// The step under way.
@@ -108,6 +112,10 @@ pub(super) struct Step {
     sent: Vec<(usize, ExpertWork)>,
     /// What a planted bug adds.
     extra: Vec<i64>,
+    /// What was counted when the layer began.
+    counts: FaultCounts,
+    /// Some worker computed other bytes during the layer.
+    lied_to: bool,
 }
 
 impl ModelCoordinator {
@@ -116,7 +124,7 @@ impl ModelCoordinator {
         epoch: u64,
         workers: &[ModelWorker],
         cluster: &MemoryCluster,
-        copies: usize,
+        [copies, audit_per_10k]: [usize; 2],
         now: Instant,
     ) -> Self {
         let id = format!("c{index}");
@@ -139,7 +147,8 @@ impl ModelCoordinator {
         let link =
             || Link { session: None, since: now, greeted: false, stumbles: 0, readied: false };
         // A burst of late workers is no reason to stop asking others: the pause would hide what hedges do wrong.
-        let policy = FaultPolicy { hedge_share: 1.0, ..FaultPolicy::default() };
+        let audit_per_10k = u32::try_from(audit_per_10k).expect("at most all");
+        let policy = FaultPolicy { hedge_share: 1.0, audit_per_10k, ..FaultPolicy::default() };
         let kernels = Kernels::new(None).expect("the best kernels run anywhere");
         Self {
             id,
@@ -164,7 +173,24 @@ impl ModelCoordinator {
             done: 0,
             failed: 0,
             last_done: Duration::ZERO,
+            lied_to: false,
         }
+    }
+
+    /// What it is at, for a trace.
+    pub(super) fn state(&self) -> String {
+        let Snapshot { lease, revision, disconnected, entries, .. } = &self.snapshot;
+        let of =
+            |key: &str| entries.get(key).map(|entry| (&entry.value, entry.revision, entry.lease));
+        format!(
+            "lease {lease}, revision {revision}, away {disconnected:?}, leader {:?}, placed {:?}, generation {}, {:?}, wake {:?}, {:?}",
+            of(LEADER),
+            of(PLACEMENT),
+            self.generation(),
+            self.transport.standings,
+            self.wake,
+            self.switch
+        )
     }
 
     /// Whether it has heard of a worker.
@@ -247,7 +273,7 @@ impl ModelCoordinator {
             greeting: Some(Greeting { candidate, draining: false }),
             up: link.session.is_some(),
             since: link.since,
-            refused: None,
+            refused: self.transport.quarantined.contains(&worker).then(|| "quarantined".to_owned()),
         })
     }
 
@@ -366,6 +392,15 @@ impl ModelCoordinator {
         }
     }
 
+    /// A worker computes other bytes from now on.
+    pub(super) fn distrust(&mut self, worker: usize) {
+        self.lied_to = true;
+        if let Some(step) = &mut self.step {
+            step.lied_to = true;
+        }
+        self.disturb(worker);
+    }
+
     /// Every expert can be asked of somebody.
     pub(super) fn is_complete(&self) -> bool {
         let able = |&worker: &usize| self.transport.standings[worker] != Standing::Away;
@@ -391,6 +426,8 @@ impl ModelCoordinator {
             disturbed: Vec::new(),
             sent: Vec::new(),
             extra: Vec::new(),
+            counts: FaultCounts::default(),
+            lied_to: false,
         });
         self.begin_round(count, dice, now);
     }
@@ -421,6 +458,7 @@ impl ModelCoordinator {
         step.disturbed = away;
         step.sent.clear();
         step.extra = vec![0; count * HIDDEN];
+        (step.counts, step.lied_to) = (*self.exchange.counts(), self.lied_to);
         self.drive(now, Exchange::begin);
     }
 
@@ -548,44 +586,6 @@ impl ModelCoordinator {
         }
         self.step = None;
         Ok(true)
-    }
-
-    /// No stale, doubled or missing term, and no row that failed although its experts could be asked.
-    fn check_layer(&self) -> Result<(), String> {
-        let step = self.step.as_ref().expect("a step is under way");
-        let sums = self.exchange.sums();
-        for (row, values) in step.rows.chunks(HIDDEN).enumerate() {
-            if step.failed[row] {
-                continue;
-            }
-            let (layer, chosen) = (step.layer, step.choices.of(row));
-            if step.faults.has(row) {
-                let whole = |&worker: &usize| !step.disturbed[worker];
-                let copies = |expert| self.transport.placement.copies(layer, expert);
-                if chosen.iter().all(|s| copies(s.expert).iter().any(whole)) {
-                    let fault = step.faults.first_in(row..row + 1);
-                    return Err(format!(
-                        "{}: row {row} of step {}, layer {layer}, failed although copies could be reached: {fault:?}",
-                        self.id, self.steps
-                    ));
-                }
-                continue;
-            }
-            let mut expected = [0; HIDDEN];
-            for selected in chosen {
-                arithmetic::add(&mut expected, values, layer, selected.expert, selected.weight);
-            }
-            let place = row * HIDDEN..(row + 1) * HIDDEN;
-            let found: Vec<i64> =
-                sums[place.clone()].iter().zip(&step.extra[place]).map(|(a, b)| a + b).collect();
-            if found != expected {
-                return Err(format!(
-                    "{}: row {row} of step {}, layer {layer}, has the sums {found:?}, expected {expected:?}",
-                    self.id, self.steps
-                ));
-            }
-        }
-        Ok(())
     }
 }
 

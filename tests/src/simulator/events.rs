@@ -55,6 +55,12 @@ pub(super) enum Event {
         session: u64,
         outcome: Box<Result<ExpertResult, WorkerError>>,
     },
+    /// A worker could not prove itself.
+    Disproved {
+        coordinator: usize,
+        worker: usize,
+        session: u64,
+    },
     /// A link that may be dead is looked at.
     Probe {
         coordinator: usize,

@@ -43,16 +43,24 @@ pub(super) enum Fault {
     ClockJump { coordinator: usize, ms: u64 },
     /// An operator drains a worker.
     Drain { worker: usize },
+    /// A worker computes other bytes until its process is started again and it is readmitted.
+    Lies { worker: usize },
 }
 
 impl World {
     /// Draws the faults of the schedule.
     pub(super) fn plan_faults(&mut self, end: Duration) {
+        let end = u64::try_from(end.as_millis()).expect("a short time");
         let count = 2 + self.dice.below(9);
         for _ in 0..count {
             let fault = self.draw();
-            let at = self.dice.ms(300, u64::try_from(end.as_millis()).expect("a short time"));
+            let at = self.dice.ms(300, end);
             self.at(at, Event::Fault(fault));
+        }
+        if self.audits && self.workers.len() > 1 {
+            let worker = self.dice.below(self.workers.len());
+            let at = self.dice.ms(300, end);
+            self.at(at, Event::Fault(Fault::Lies { worker }));
         }
     }
 
@@ -134,6 +142,11 @@ impl World {
                 (0..self.workers.len()).for_each(|w| self.coordinators[coordinator].disturb(w));
             }
             Fault::Drain { worker } => self.drain(worker, true),
+            Fault::Lies { worker } => {
+                self.workers[worker].lies = true;
+                self.liar = Some(worker);
+                self.coordinators.iter_mut().for_each(|coordinator| coordinator.distrust(worker));
+            }
         }
         let lasts = self.dice.ms(20, 3500);
         self.after(lasts, Event::Heal(fault));
@@ -157,6 +170,7 @@ impl World {
                 self.oracle.check(&before, &self.cluster.snapshot())?;
             }
             Fault::Drain { worker } => self.drain(worker, false),
+            Fault::Lies { worker } => return self.readmit(worker),
             Fault::Reset { .. }
             | Fault::Restart { .. }
             | Fault::LeaseLost { .. }
@@ -175,14 +189,28 @@ impl World {
         self.note(|| format!("drain of w{worker}: {drains}, {result:?}"));
     }
 
+    /// A worker with other memory is started instead, and an operator says that it may serve again.
+    fn readmit(&mut self, worker: usize) -> Result<(), String> {
+        if !std::mem::take(&mut self.workers[worker].lies) {
+            return Ok(());
+        }
+        self.begin(Fault::Crash { worker })?;
+        for coordinator in &mut self.coordinators {
+            coordinator.transport.quarantined.remove(&worker);
+            coordinator.lied_to = false;
+        }
+        Ok(())
+    }
+
     /// Everything that still lasts ends.
     pub(super) fn heal_all(&mut self) -> Result<(), String> {
         self.heal(Fault::StoreStopped)?;
         for worker in 0..self.workers.len() {
-            self.heal(Fault::Crash { worker })?;
             self.heal(Fault::Pause { worker })?;
             self.heal(Fault::Slow { worker })?;
             self.heal(Fault::Drain { worker })?;
+            self.heal(Fault::Lies { worker })?;
+            self.heal(Fault::Crash { worker })?;
             for coordinator in 0..self.coordinators.len() {
                 self.heal(Fault::Cut { coordinator, worker, to: true, from: true })?;
             }

@@ -52,7 +52,8 @@ impl World {
         }
         let blocked =
             self.is_blocked(coordinator, worker, 0) || self.is_blocked(coordinator, worker, 1);
-        if blocked || !self.coordinators[coordinator].knows(worker) {
+        let of = &self.coordinators[coordinator];
+        if blocked || !of.knows(worker) || of.transport.quarantined.contains(&worker) {
             let wait = self.dice.ms(100, 250);
             return self.after(wait, Event::Connect { coordinator, worker, epoch });
         }
@@ -160,6 +161,7 @@ impl World {
         worker: usize,
         order: Order,
     ) -> Result<(), String> {
+        let lies = self.workers[worker].lies;
         let of = self.workers[worker].sessions.get_mut(&coordinator).expect("the session is there");
         let session = of.number;
         match order {
@@ -177,6 +179,11 @@ impl World {
                     held.extend(owned);
                 }
             }
+            Order::Prove if lies => {
+                let wait = self.dice.ms(1, 20);
+                self.after(wait, Event::Disproved { coordinator, worker, session });
+            }
+            Order::Prove => {}
             Order::Work(work) => {
                 let outcome = self.workers[worker].work(coordinator, &work, self.mutation)?;
                 if let Err(error) = &outcome {
@@ -191,6 +198,24 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// A worker that had to prove itself could not.
+    pub(super) fn disproved(
+        &mut self,
+        coordinator: usize,
+        worker: usize,
+        session: u64,
+    ) -> Result<(), String> {
+        if self.coordinators[coordinator].links[worker].session != Some(session) {
+            return Ok(());
+        }
+        if self.is_blocked(coordinator, worker, 1) {
+            self.after(BLOCKED, Event::Disproved { coordinator, worker, session });
+            return Ok(());
+        }
+        self.coordinators[coordinator].transport.quarantined.insert(worker);
+        self.lose(coordinator, worker)
     }
 
     pub(super) fn loaded(

@@ -1,6 +1,7 @@
 //! The exchange's end of a model coordinator: who can be asked, and what is to be sent.
 
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -28,6 +29,10 @@ pub(super) struct ModelTransport {
     pub(super) outbox: Vec<(usize, Order)>,
     pub(super) suspected: Vec<usize>,
     pub(super) given_up: Vec<usize>,
+    /// Workers that computed something else, until they are readmitted.
+    pub(super) quarantined: BTreeSet<usize>,
+    /// A planted bug.
+    pub(super) accuses_others: bool,
 }
 
 impl ModelTransport {
@@ -43,6 +48,8 @@ impl ModelTransport {
             outbox: Vec::new(),
             suspected: Vec::new(),
             given_up: Vec::new(),
+            quarantined: BTreeSet::new(),
+            accuses_others: false,
         }
     }
 
@@ -112,6 +119,20 @@ impl ExpertTransport for ModelTransport {
             self.standings[worker] = Standing::Suspect;
         }
         self.suspected.push(worker);
+    }
+
+    fn contest(&mut self, worker: usize, _layer: u32, _experts: &[u32]) {
+        self.outbox.push((worker, Order::Prove));
+    }
+
+    fn quarantine(&mut self, worker: usize, reason: &str) {
+        let accused = if self.accuses_others { (worker + 1) % self.infos.len() } else { worker };
+        self.quarantined.insert(accused);
+        self.give_up(accused, reason);
+    }
+
+    fn is_quarantined(&self, worker: usize) -> bool {
+        self.quarantined.contains(&worker)
     }
 
     fn fence_base(&self) -> (u64, u64) {

@@ -16,10 +16,20 @@ pub(super) type Owned = BTreeSet<(u32, u32)>;
 /// What a coordinator says to a worker, in the order of the stream.
 #[derive(Debug, Clone)]
 pub(super) enum Order {
-    Assign { stamp: Stamp, owned: Owned },
-    Release { stamp: Stamp },
-    Adopt { stamp: Stamp, owned: Owned },
+    Assign {
+        stamp: Stamp,
+        owned: Owned,
+    },
+    Release {
+        stamp: Stamp,
+    },
+    Adopt {
+        stamp: Stamp,
+        owned: Owned,
+    },
     Work(Box<ExpertWork>),
+    /// To prove itself, because it and another one disagree.
+    Prove,
 }
 
 /// One process.
@@ -33,6 +43,8 @@ pub(super) struct ModelWorker {
     /// Does nothing, and does not know.
     pub(super) paused: bool,
     pub(super) slow: bool,
+    /// Computes other bytes, and does not know.
+    pub(super) lies: bool,
     /// By coordinator.
     pub(super) sessions: BTreeMap<usize, Session>,
     /// Orders that came for a session that is not this one, or work that no assignment admitted.
@@ -96,6 +108,6 @@ impl ModelWorker {
                 self.id, fence.epoch, session.epoch
             ));
         }
-        Ok(Ok(arithmetic::compute(work)))
+        Ok(Ok(arithmetic::compute(work, self.lies)))
     }
 }

@@ -55,6 +55,10 @@ pub(super) struct World {
     pub(super) sessions: u64,
     epochs: u64,
     copies: usize,
+    /// Everything is computed by two workers where there are two.
+    pub(super) audits: bool,
+    /// The worker that computed other bytes, since it did.
+    pub(super) liar: Option<usize>,
     pub(super) oracle: Oracle,
     pub(super) tally: Tally,
     trace: Option<Vec<String>>,
@@ -72,6 +76,7 @@ impl World {
             store: None,
             paused: false,
             slow: false,
+            lies: false,
             sessions: BTreeMap::new(),
             refused: 0,
         });
@@ -92,6 +97,8 @@ impl World {
             sessions: 0,
             epochs: 0,
             copies: 1 + dice.below(3),
+            audits: Dice::new(!seed).chance(30),
+            liar: None,
             oracle: Oracle::default(),
             tally: Tally { schedules: 1, ..Tally::default() },
             trace: trace.then(Vec::new),
@@ -203,6 +210,9 @@ impl World {
             Event::Reply { coordinator, worker, session, outcome } => {
                 self.reply(coordinator, worker, session, outcome)
             }
+            Event::Disproved { coordinator, worker, session } => {
+                self.disproved(coordinator, worker, session)
+            }
             Event::Probe { coordinator, worker, session } => {
                 let up = self.coordinators[coordinator].links[worker].session == Some(session);
                 if up && !self.reaches(coordinator, worker, session) {
@@ -282,7 +292,14 @@ impl World {
     fn process(&mut self, index: usize) -> ModelCoordinator {
         self.epochs += 1;
         let now = self.origin + self.now;
-        ModelCoordinator::new(index, self.epochs, &self.workers, &self.cluster, self.copies, now)
+        // A planted bug: nothing is compared, though it was asked for.
+        let audits = self.audits && self.mutation != Some(Mutation::AuditsLeftOut);
+        let shape = [self.copies, if audits { 10_000 } else { 0 }];
+        let (workers, cluster) = (&self.workers, &self.cluster);
+        let mut coordinator =
+            ModelCoordinator::new(index, self.epochs, workers, cluster, shape, now);
+        coordinator.transport.accuses_others = self.mutation == Some(Mutation::OtherAccused);
+        coordinator
     }
 
     fn launch(&mut self, coordinator: usize) {
@@ -304,7 +321,11 @@ impl World {
         }
         self.count(coordinator);
         let mut fresh = self.process(coordinator);
-        fresh.last_done = self.coordinators[coordinator].last_done;
+        let before = &mut self.coordinators[coordinator];
+        fresh.last_done = before.last_done;
+        // Written into the store in a real cluster.
+        fresh.transport.quarantined = std::mem::take(&mut before.transport.quarantined);
+        fresh.lied_to = before.lied_to;
         self.coordinators[coordinator] = fresh;
         self.launch(coordinator);
     }
@@ -312,6 +333,7 @@ impl World {
     /// Carries out what a coordinator wants, and goes on with its step.
     pub(super) fn settle(&mut self, coordinator: usize) -> Result<(), String> {
         loop {
+            self.check_quarantines(coordinator)?;
             self.flush(coordinator);
             let clock = self.clock(coordinator);
             let round = self.coordinators[coordinator].rounds;
@@ -333,6 +355,18 @@ impl World {
                 return Ok(());
             }
         }
+    }
+
+    /// Who computes what everybody computes is never taken out of service. What a worker said before it was mended may come
+    /// out afterwards; then it is readmitted once more.
+    fn check_quarantines(&mut self, coordinator: usize) -> Result<(), String> {
+        let quarantined = &mut self.coordinators[coordinator].transport.quarantined;
+        if let Some(&worker) = quarantined.iter().find(|&&worker| self.liar != Some(worker)) {
+            return Err(format!("c{coordinator} quarantines w{worker}, which is honest"));
+        }
+        let workers = &self.workers;
+        quarantined.retain(|&worker| workers[worker].lies);
+        Ok(())
     }
 
     fn flush_trace(&mut self, coordinator: usize) {
@@ -375,7 +409,10 @@ impl World {
             let id = &coordinator.id;
             if coordinator.last_done < END - Duration::from_secs(3) {
                 let last = coordinator.last_done.as_secs_f64();
-                return Err(format!("{id}: the last step that completed ended at {last:.3} s"));
+                let state = coordinator.state();
+                return Err(format!(
+                    "{id}: the last step that completed ended at {last:.3} s; {state}"
+                ));
             }
             let placed = coordinator.placed_on();
             if placed != all {

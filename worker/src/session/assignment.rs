@@ -6,7 +6,7 @@ use shimmer_proto::expert::v1::{ErrorCode, LayerExperts, Ready, WorkerError};
 
 use crate::{
     check::refusal,
-    expert_core::ExpertCore,
+    expert_core::{ExpertCore, FirstLoad},
     generations::Stamp,
     store::{Claim, LoadProgress, WantedLayer},
 };
@@ -90,6 +90,8 @@ pub struct Loading {
     pub(super) number: u64,
     pub(super) stamp: Stamp,
     pub(super) wanted: Vec<WantedLayer>,
+    /// Shown by the probes until the load has ended.
+    pub(super) _first: Option<FirstLoad>,
 }
 
 /// The end of a load, for [`ExpertSession::loaded`](super::ExpertSession::loaded).

@@ -196,8 +196,8 @@ impl Exchange {
         }
     }
 
-    /// Notes that a worker which had to prove itself was lost.
-    pub(super) fn contested_lost(&mut self, worker: usize) {
+    /// Notes that a worker which had to prove itself could not. One that was lost for another reason may be the honest one.
+    pub(super) fn disproved(&mut self, worker: usize) {
         for audit in self.audits.iter_mut().filter(|audit| audit.contest.is_some() && !audit.done) {
             let concerned = [audit.root, audit.check]
                 .iter()

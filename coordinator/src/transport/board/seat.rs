@@ -90,7 +90,7 @@ impl Quarantine {
         }
     }
 
-    fn reason(&self) -> Option<&str> {
+    pub(super) fn reason(&self) -> Option<&str> {
         match self {
             Self::Not => None,
             Self::Wanted(reason) | Self::Written(reason, _) | Self::Seen(reason) => Some(reason),
