@@ -66,9 +66,13 @@ fn the_log_line_of_a_failed_request_leads_to_its_trace() {
     assert_eq!(line["span"]["trace_id"], request.trace, "{line}");
     assert_eq!(line["span"]["span_id"], request.id, "{line}");
     assert_ne!(request.error, "", "{request:?}");
-    let work = collector.wait("the work that failed", |spans| {
-        let of = |span: &&Received| span.name == names::EXPERT_WORK && !span.error.is_empty();
-        spans.iter().find(of).cloned()
+    collector.wait("the work that failed first", |spans| {
+        let of = |span: &&Received| {
+            span.name == names::EXPERT_WORK
+                && span.trace == request.trace
+                && span.attributes["shimmer.worker"] == "worker-1"
+                && span.error.contains("Input/output error")
+        };
+        spans.iter().find(of).map(drop)
     });
-    assert_eq!(work.attributes["shimmer.worker"], "worker-1");
 }
