@@ -13,7 +13,7 @@ use shimmer_proto::{
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{
     Request, Status,
-    metadata::AsciiMetadataValue,
+    metadata::{AsciiMetadataValue, MetadataMap},
     service::{Interceptor, interceptor::InterceptedService},
     transport::Channel,
 };
@@ -26,6 +26,7 @@ use crate::{
     output,
     profile::Moment,
     routing::Ear,
+    traces::ClientTrace,
 };
 
 /// Events of one generation.
@@ -97,14 +98,25 @@ impl Backend {
     ///
     /// # Errors
     /// The status with which it is refused.
-    pub(crate) async fn generate(&self, request: GenerateRequest) -> Result<Events, Error> {
+    pub(crate) async fn generate(
+        &self,
+        request: GenerateRequest,
+        trace: Option<&ClientTrace>,
+    ) -> Result<Events, Error> {
+        let mut metadata = MetadataMap::new();
+        if let Some(trace) = trace {
+            trace.write(&mut metadata);
+        }
         match self {
             Self::Remote(remote) => {
-                let joined = Joined::start(Remote::clone(remote), request).await?;
+                let joined = Joined::start(Remote::clone(remote), request, metadata).await?;
                 Ok(Events::Remote(Box::new(joined)))
             }
             Self::Local(cluster) => {
-                Ok(Events::Local(Box::pin(cluster.inference().start(request).await?)))
+                let tracer = trace.map(ClientTrace::tracer).unwrap_or_default();
+                cluster.trace(&tracer);
+                let inference = cluster.inference().clone().with_tracer(tracer);
+                Ok(Events::Local(Box::pin(inference.start_with(request, &metadata).await?)))
             }
         }
     }

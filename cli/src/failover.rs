@@ -10,7 +10,7 @@ use shimmer_proto::{
     status,
     v1::{GenerateRequest, GenerateResponse, ResumeRequest, generate_response::Event},
 };
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming, metadata::MetadataMap};
 
 use crate::{backend::Remote, error::Error, output};
 
@@ -187,6 +187,8 @@ impl Search {
 pub(crate) struct Joined {
     remote: Remote,
     request: GenerateRequest,
+    /// What goes beside the request.
+    metadata: MetadataMap,
     search: Search,
     /// Where events come from now.
     stream: Option<Streaming<GenerateResponse>>,
@@ -203,7 +205,11 @@ impl Joined {
     ///
     /// # Errors
     /// Nobody can be reached, or the request is refused.
-    pub(crate) async fn start(remote: Remote, mut request: GenerateRequest) -> Result<Self, Error> {
+    pub(crate) async fn start(
+        remote: Remote,
+        mut request: GenerateRequest,
+        metadata: MetadataMap,
+    ) -> Result<Self, Error> {
         // With a name of our own we can ask for the answer even if no event of it ever came.
         request.request_id.get_or_insert_with(|| format!("cli-{:016x}", draw()));
         let search = Search::new(remote.len(), remote.first());
@@ -211,6 +217,7 @@ impl Joined {
         let mut joined = Self {
             remote,
             request,
+            metadata,
             search,
             stream: None,
             last: None,
@@ -346,7 +353,11 @@ impl Joined {
     ) -> Result<Streaming<GenerateResponse>, Error> {
         let mut client = self.remote.client(endpoint).await?;
         let answer = match ask {
-            Ask::Anew => client.generate(self.request.clone()).await,
+            Ask::Anew => {
+                let mut request = Request::new(self.request.clone());
+                *request.metadata_mut() = self.metadata.clone();
+                client.generate(request).await
+            }
             Ask::Rest => {
                 let request_id = self.request.request_id.clone().unwrap_or_default();
                 let after_sequence = self.last;

@@ -21,6 +21,7 @@ mod profile;
 mod progress;
 mod routing;
 mod shutdown;
+pub mod traces;
 
 use std::{ffi::OsString, future::Future, process::ExitCode};
 
@@ -74,7 +75,8 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
         Command::Generate(args) => match settings(&args.settings, &args.file, matches)? {
             Some(settings) => {
                 let record = args.record_routing.as_deref();
-                commands::generate::run(settings.validate()?, args.input, record, &args.log)
+                let config = settings.validate()?;
+                commands::generate::run(config, args.input, record, &args.log, &args.traces)
             }
             None => Ok(()),
         },

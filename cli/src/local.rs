@@ -15,6 +15,7 @@ use shimmer_coordinator::{
 };
 use shimmer_kernels::{Isa, Kernels};
 use shimmer_model::Container;
+use shimmer_proto::trace::Tracer;
 use shimmer_worker::{
     ExpertCore,
     budget::WorkShape,
@@ -90,6 +91,13 @@ impl LocalCluster {
     /// The service, as clients see it over gRPC.
     pub fn inference(&self) -> &Inference {
         &self.inference
+    }
+
+    /// Lets the workers tell what they do for traced requests.
+    pub(crate) fn trace(&self, tracer: &Tracer) {
+        if tracer.is_on() {
+            self.cores.iter().for_each(|core| core.trace(tracer.clone()));
+        }
     }
 
     /// Everything that is counted, now.

@@ -94,7 +94,7 @@ pub fn start(filter: &LogFilter, format: LogFormat) {
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let started = match format {
         LogFormat::Text => builder.with_ansi(colours).try_init(),
-        LogFormat::Json => builder.json().with_current_span(false).try_init(),
+        LogFormat::Json => builder.json().with_span_list(false).try_init(),
     };
     drop(started);
 }

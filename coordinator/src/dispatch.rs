@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use shimmer_proto::expert::v1::{ExpertResult, ExpertWork, PrefetchHint, WorkerError};
 
-pub use exchange::{Exchange, LayerRound, Reach, WorkerStats};
+pub use exchange::{
+    Exchange, LayerRound, Reach, StepTrace, TracedAnswer, TracedRound, TracedWork, WorkerStats,
+};
 pub use hints::Hints;
 pub use policy::{FaultCounts, FaultPolicy};
 

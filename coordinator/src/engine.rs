@@ -215,6 +215,7 @@ fn step_loop<'w>(
         jobs: std::collections::BTreeMap::new(),
         next_id: 0,
         step: 1,
+        traced: 0,
         buffers: StepBuffers::default(),
         stats: EngineStats::default(),
         published,

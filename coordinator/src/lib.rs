@@ -25,6 +25,7 @@ pub mod scheduler;
 pub mod sequence;
 pub mod stop;
 pub mod tokenizer;
+pub mod trace;
 pub mod transport;
 pub mod trunk;
 

@@ -17,7 +17,9 @@ use std::time::Duration;
 use shimmer_kernels::{AttentionSpan, Kernels, RopeTable};
 use shimmer_model::{Container, ModelConfig, NumericClass};
 
-use crate::dispatch::{Exchange, ExpertTransport, FaultCounts, FaultPolicy, WorkerStats};
+use crate::dispatch::{
+    Exchange, ExpertTransport, FaultCounts, FaultPolicy, StepTrace, WorkerStats,
+};
 use crate::gating::RowFaults;
 use crate::histogram::Histogram;
 use crate::kv_cache::KvCache;
@@ -160,6 +162,11 @@ impl<'w> Trunk<'w> {
     /// What went wrong with workers and was answered.
     pub fn fault_counts(&self) -> &FaultCounts {
         self.exchange.counts()
+    }
+
+    /// The rounds of a step that is traced.
+    pub fn trace(&mut self) -> &mut StepTrace {
+        self.exchange.trace()
     }
 
     /// How often predictions of the next layer's experts came true, and the hints sent.

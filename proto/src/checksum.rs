@@ -4,7 +4,8 @@
 //! XXH3-64 over a canonical byte string, not over the protobuf encoding, because the encoding of a message is not
 //! unique. The string is: a domain byte, the fence (`epoch`, `generation`, `step`, `layer`, `attempt`, `part`, each
 //! as u64 little-endian), then the fields in the order of their numbers. A scalar is a u64 little-endian, a list or a
-//! byte string is its element count as u64 and then its elements, little-endian in their own width.
+//! byte string is its element count as u64 and then its elements, little-endian in their own width. The context of a trace is
+//! not part of it: it says whom to tell, not what to compute.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -173,6 +174,7 @@ mod tests {
             gates: vec![0.5, 0.25, 0.125],
             deadline_ms: 1000,
             checksum: 0,
+            trace: None,
         };
         seal_work(&mut message);
         message

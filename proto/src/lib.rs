@@ -15,6 +15,7 @@ pub mod limits;
 pub mod membership;
 pub mod status;
 pub mod tls;
+pub mod trace;
 
 pub use limits::PROTOCOL_VERSION;
 

@@ -6,6 +6,7 @@
  *     none            every call goes through
  *     short BYTES     a read gives at most so many bytes, and rubbish behind them
  *     interrupt       every other read of a thread is interrupted
+ *     slow MILLIS     a read takes so long in addition
  *     eio PART        reads of files whose path contains PART fail
  *     pilots          reads of the threads that read ahead fail
  *     enomem COUNT    memory for experts is refused after so many mappings
@@ -90,6 +91,8 @@ ssize_t pread64(int fd, void *buffer, size_t count, off64_t offset) {
   if (!path)
     return system_pread(fd, buffer, count, offset);
   note_read(path, offset);
+  if (is(&fault, "slow"))
+    usleep(1000 * (useconds_t)atoi(fault.argument));
   if (is(&fault, "eio") && !strstr(path, fault.argument))
     return system_pread(fd, buffer, count, offset);
   if (is(&fault, "eio") || (is(&fault, "pilots") && is_pilot())) {

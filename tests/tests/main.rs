@@ -30,3 +30,4 @@ mod security;
 mod simulation;
 mod tidy;
 mod tiers;
+mod traces;

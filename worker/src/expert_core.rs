@@ -1,7 +1,7 @@
 //! What a worker is: a container, kernels, threads, and the store that holds its experts. Shared by all connections.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, OnceLock, PoisonError,
     atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
 };
 
@@ -11,6 +11,7 @@ use shimmer_proto::{
     PROTOCOL_VERSION,
     expert::v1::{self, Identity, Limits, WorkerHello},
     limits,
+    trace::Tracer,
 };
 use tokio::sync::watch;
 
@@ -67,6 +68,8 @@ pub struct ExpertCore {
     format: ActivationFormat,
     counters: Arc<Counters>,
     draining: AtomicBool,
+    tracer: OnceLock<Tracer>,
+    drive: String,
     /// Sessions whose first assignment is being loaded.
     first_loads: AtomicUsize,
     /// Buffers of small works, then those of larger ones.
@@ -196,6 +199,9 @@ impl ExpertCore {
             open,
             guard: Some(guard),
         })?);
+        let copies = std::iter::once(container.dir());
+        let copies = copies.chain(config.tiers.mirrors.iter().map(|mirror| mirror.dir.as_path()));
+        let drive = copies.map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(",");
         let (rows, hidden) = (max_rows as usize, model.hidden_size);
         let experts_per_row = model.gating.map_or(0, |gating| gating.top_k);
         Ok(Arc::new(Self {
@@ -211,6 +217,8 @@ impl ExpertCore {
             layers,
             counters: Arc::default(),
             draining: AtomicBool::new(false),
+            tracer: OnceLock::new(),
+            drive,
             first_loads: AtomicUsize::new(0),
             scratch: Default::default(),
             sums: Buffers::new(rows * hidden),
@@ -296,6 +304,21 @@ impl ExpertCore {
         let experts_per_row = self.container.config().gating.map_or(0, |gating| gating.top_k);
         let rows = self.max_rows as usize;
         self.output_bytes(rows, rows * experts_per_row)
+    }
+
+    /// Traces works of sampled steps from now on; only the first call counts.
+    pub fn trace(&self, tracer: Tracer) {
+        // A worker has one tracer for life.
+        let _had_one = self.tracer.set(tracer).is_err();
+    }
+
+    /// Where experts that are not in memory are read: directories of the container's copies.
+    pub(crate) fn drive(&self) -> &str {
+        &self.drive
+    }
+
+    pub(crate) fn tracer(&self) -> Tracer {
+        self.tracer.get().cloned().unwrap_or_default()
     }
 
     /// Shared counters.

@@ -319,8 +319,19 @@ impl ExpertSession {
         mut round: Box<dyn Round + '_>,
         [received, begun]: [Instant; 2],
     ) -> Result<ExpertResult, WorkerError> {
-        let hits = work.experts.len() - round.missed();
-        let payload = compute::compute(&self.core, checked, work, &mut self.space, &mut *round);
+        let missed = round.missed();
+        let hits = work.experts.len() - missed;
+        let mut trace = WorkTrace::begin(&self.core, work, missed, [received, begun]);
+        let payload = match &mut trace {
+            None => compute::compute(&self.core, checked, work, &mut self.space, &mut *round),
+            Some(trace) => {
+                let mut watched = trace.watch(&mut *round);
+                compute::compute(&self.core, checked, work, &mut self.space, &mut watched)
+            }
+        };
+        if let Some(trace) = trace {
+            trace.finish(&self.core, payload.as_ref().err());
+        }
         drop(round);
         let mut result = ExpertResult {
             fence: work.fence,
@@ -341,5 +352,8 @@ fn micros(duration: Duration) -> u32 {
 }
 
 mod assignment;
+mod traced;
+
+use traced::WorkTrace;
 #[cfg(test)]
 mod tests;

@@ -21,6 +21,7 @@ use crate::{
     output,
     profile::Profile,
     routing::Ear,
+    traces::{ClientTrace, TraceArgs, Traces},
 };
 pub use input::InputArgs;
 pub(super) use input::synthetic;
@@ -55,6 +56,8 @@ pub struct GenerateArgs {
     pub file: crate::args::ConfigArgs,
     #[command(flatten)]
     pub log: LogArgs,
+    #[command(flatten)]
+    pub traces: TraceArgs,
 }
 
 /// Runs the command.
@@ -66,6 +69,7 @@ pub fn run(
     input: InputArgs,
     record: Option<&Path>,
     log: &LogArgs,
+    traces: &TraceArgs,
 ) -> Result<(), Error> {
     log.start();
     input.check()?;
@@ -77,6 +81,9 @@ pub fn run(
             "give --in-process and --container: the same request wants the same experts there",
         ));
     }
+    let traces =
+        Traces::start(traces.config()?.as_ref(), "generate", &std::process::id().to_string())?;
+    let tracer = traces.as_ref().map(Traces::tracer).unwrap_or_default();
     block_on(async {
         let ear = record.map(|_| Ear::default());
         let backend = Backend::open_with(config.target, ear.clone()).await?;
@@ -85,7 +92,14 @@ pub fn run(
                 if input.needs_vocabulary() { backend.model().await?.vocab_size } else { 0 };
             let request = request(&config.sampling, &input, vocab_size)?;
             let before = backend.moment().filter(|_| config.profile);
-            let report = generate(&backend, request, !input.json).await?;
+            let report = {
+                let mut trace = ClientTrace::begin(&tracer);
+                let report = generate_traced(&backend, request, !input.json, trace.as_ref()).await;
+                if let (Ok(_), Some(trace)) = (&report, &mut trace) {
+                    trace.complete();
+                }
+                report?
+            };
             let after = backend.moment();
             let profile =
                 before.zip(after).map(|(before, after)| Profile::between(&before, &after));
@@ -123,7 +137,17 @@ pub(crate) async fn generate(
     request: GenerateRequest,
     show: bool,
 ) -> Result<Report, Error> {
-    let mut events = backend.generate(request).await?;
+    generate_traced(backend, request, show, None).await
+}
+
+/// As [`generate`], with the context of a span.
+async fn generate_traced(
+    backend: &Backend,
+    request: GenerateRequest,
+    show: bool,
+    trace: Option<&ClientTrace>,
+) -> Result<Report, Error> {
+    let mut events = backend.generate(request, trace).await?;
     let mut report = Report::default();
     while let Some(response) = events.next().await? {
         if response.sequence != report.events {

@@ -17,6 +17,7 @@ use shimmer_model::Container;
 use shimmer_proto::{
     membership::{Snapshot, records::CoordinatorRecord},
     tls::Dialer,
+    trace::TraceCounts,
 };
 use shimmer_worker::{bind, tier_options::ByteSize};
 use tokio::{net::TcpListener, sync::watch};
@@ -35,6 +36,7 @@ use crate::{
     logging,
     metrics::{self, MembershipCollector, MembershipReport, Page, ProcessCollector},
     output,
+    traces::{TraceCollector, Traces},
 };
 
 /// Runs the command.
@@ -79,6 +81,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         ..remote(&config, address, dialer)
     };
     let id = settings.coordinator_id.clone();
+    let traces = Traces::start(config.traces.as_ref(), "serve", &id)?;
     let workers = RemoteWorkers::start(settings, model, store, own).map_err(links)?;
     let (status, links, handle) = (workers.status(), workers.observer(), workers.handle());
     let name =
@@ -93,6 +96,9 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         name,
         None,
     )?;
+    let counted = traces.as_ref().map(Traces::counts);
+    let tracer = traces.as_ref().map(Traces::tracer).unwrap_or_default();
+    let inference = inference.with_tracer(tracer);
     let inference = match &journal {
         Some(journal) => inference.with_journal(journal.clone()),
         None => inference,
@@ -111,7 +117,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         cluster: status,
         door: Arc::clone(&counters),
     };
-    let shutdown = attendant.serving(page(sources, membership, shown_as, process));
+    let shutdown = attendant.serving(page(sources, membership, shown_as, process, counted));
     block_on(async {
         let listener = TcpListener::from_std(listener)
             .map_err(|error| cannot_listen(config.listen, error, "--listen"))?;
@@ -142,6 +148,7 @@ fn page(
     membership: watch::Receiver<Snapshot>,
     model_name: String,
     process: ProcessCollector,
+    traces: Option<Arc<TraceCounts>>,
 ) -> Page {
     let (text, view, asked) = (sources.clone(), membership.clone(), sources.clone());
     let engine = sources.engine.clone();
@@ -150,6 +157,9 @@ fn page(
         .register_collector(Box::new(VllmCollector { model_name, stats: move || engine.stats() }));
     registry.register_collector(Box::new(MembershipCollector(view)));
     registry.register_collector(Box::new(process));
+    if let Some(counts) = traces {
+        registry.register_collector(Box::new(TraceCollector(counts)));
+    }
     let json = move || {
         let mut report = serde_json::json!(sources.report());
         let membership = MembershipReport::of(&membership.borrow(), SystemTime::now());

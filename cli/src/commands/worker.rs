@@ -4,7 +4,7 @@ mod registration;
 
 use std::{sync::Arc, time::SystemTime};
 
-use shimmer_proto::membership::Snapshot;
+use shimmer_proto::{membership::Snapshot, trace::TraceCounts};
 use shimmer_worker::{
     ExpertCore, ServeConfig, WorkerConfig as CoreConfig, bind,
     metrics::{WorkerCollector, WorkerReport},
@@ -24,6 +24,7 @@ use crate::{
     metrics::{self, MembershipCollector, MembershipReport, Page, ProcessCollector},
     output,
     profile::{Moment, Profile},
+    traces::{TraceCollector, Traces},
 };
 
 /// Runs the command.
@@ -59,10 +60,13 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
         },
     )
     .map_err(refuse_worker)?;
-    let shutdown = {
-        let view = store.as_ref().map(|store| store.watch());
-        attendant.serving(page(&core, view, process))
-    };
+    let traces = Traces::start(config.traces.as_ref(), "worker", &id)?;
+    if let Some(traces) = &traces {
+        core.trace(traces.tracer());
+    }
+    let view = store.as_ref().map(|store| store.watch());
+    let shutdown =
+        attendant.serving(page(&core, view, process, traces.as_ref().map(Traces::counts)));
     block_on(async {
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "worker is ready for coordinators");
         output::line(&format!("listening on {address}"))?;
@@ -90,12 +94,16 @@ fn page(
     core: &Arc<ExpertCore>,
     view: Option<watch::Receiver<Snapshot>>,
     process: ProcessCollector,
+    traces: Option<Arc<TraceCounts>>,
 ) -> Page {
     let (text, json, asked) = (Arc::clone(core), Arc::clone(core), Arc::clone(core));
     let mut registry = metrics::registry(WorkerCollector(move || WorkerReport::of(&text)));
     registry.register_collector(Box::new(process));
     if let Some(view) = view.clone() {
         registry.register_collector(Box::new(MembershipCollector(view)));
+    }
+    if let Some(counts) = traces {
+        registry.register_collector(Box::new(TraceCollector(counts)));
     }
     let json = move || {
         let mut report = serde_json::json!(WorkerReport::of(&json));

@@ -26,6 +26,7 @@ use super::{
 use crate::{
     error::Error,
     logging::{LogFilter, LogFormat},
+    traces::{OtlpProtocol, TraceConfig, trace_config},
 };
 
 settings_with_cluster! {
@@ -189,6 +190,18 @@ settings_with_cluster! {
         max_connections: NonZeroUsize = NonZeroUsize::new(1024).expect("not zero"),
             because "one carries many calls, so that this is far above what the queue holds";
 
+        /// Collector that takes spans over OTLP, for example <http://localhost:4317>
+        #[arg(long, env = "SHIMMER_OTLP_ENDPOINT", value_name = "URL")]
+        otlp_endpoint: String, because "without it there are no traces";
+
+        /// How spans are sent: grpc or http
+        #[arg(long, env = "SHIMMER_OTLP_PROTOCOL", value_name = "PROTOCOL")]
+        otlp_protocol: OtlpProtocol = OtlpProtocol::Grpc, because "what collectors take on port 4317; http is port 4318";
+
+        /// Share of the requests that are traced, percent; a request that brings a decision along is traced as that says
+        #[arg(long, env = "SHIMMER_TRACE_SAMPLE", value_name = "PERCENT", allow_negative_numbers = true)]
+        trace_sample: f64 = 1.0, because "enough to see where time goes, too few to cost anything";
+
         /// What to log to standard error, in the syntax of tracing's filters
         #[arg(long, env = "SHIMMER_LOG", value_name = "FILTER")]
         log: LogFilter = LogFilter::default(), because "events of the role's life, nothing per token";
@@ -248,6 +261,8 @@ pub struct ServeConfig {
     /// Certificate and key of the public port.
     pub api_tls: Option<(PathBuf, PathBuf)>,
     pub max_connections: usize,
+    /// Absent: no traces.
+    pub traces: Option<TraceConfig>,
     pub log: LogFilter,
     pub log_format: LogFormat,
 }
@@ -373,6 +388,11 @@ impl ServeSettings {
             api_keys: all.api_keys,
             api_tls: server_files(all.api_tls_cert, all.api_tls_key)?,
             max_connections: all.max_connections.ok_or_else(|| missing("max-connections"))?.get(),
+            traces: trace_config(
+                all.otlp_endpoint,
+                all.otlp_protocol.unwrap_or_default(),
+                all.trace_sample.unwrap_or_default(),
+            )?,
             log: all.log.ok_or_else(|| missing("log"))?,
             log_format: all.log_format.ok_or_else(|| missing("log-format"))?,
         })

@@ -10,7 +10,10 @@ use super::{
     ClusterConfig, ConfigError, IsaName, Period, Settings, cluster::settings_with_cluster,
     security::member_files, tiers::settings_with_tiers,
 };
-use crate::logging::{LogFilter, LogFormat};
+use crate::{
+    logging::{LogFilter, LogFormat},
+    traces::{OtlpProtocol, TraceConfig, trace_config},
+};
 
 settings_with_cluster! {
     settings_with_tiers:
@@ -78,6 +81,14 @@ settings_with_cluster! {
         #[arg(long, env = "SHIMMER_TLS_KEY", value_name = "FILE", help_heading = "Security")]
         tls_key: PathBuf, because "read again when it changes";
 
+        /// Collector that takes spans over OTLP, for example <http://localhost:4317>
+        #[arg(long, env = "SHIMMER_OTLP_ENDPOINT", value_name = "URL")]
+        otlp_endpoint: String, because "without it there are no traces; which requests are traced is for the coordinator to say";
+
+        /// How spans are sent: grpc or http
+        #[arg(long, env = "SHIMMER_OTLP_PROTOCOL", value_name = "PROTOCOL")]
+        otlp_protocol: OtlpProtocol = OtlpProtocol::Grpc, because "what collectors take on port 4317; http is port 4318";
+
         /// What to log to standard error, in the syntax of tracing's filters
         #[arg(long, env = "SHIMMER_LOG", value_name = "FILTER")]
         log: LogFilter = LogFilter::default(), because "events of the role's life, nothing per request";
@@ -110,6 +121,8 @@ pub struct WorkerConfig {
     pub cluster: Option<ClusterConfig>,
     /// Absent: plaintext.
     pub tls: Option<TlsFiles>,
+    /// Absent: no traces.
+    pub traces: Option<TraceConfig>,
     pub log: LogFilter,
     pub log_format: LogFormat,
 }
@@ -150,6 +163,7 @@ impl WorkerSettings {
             metrics_listen: all.metrics_listen,
             cluster,
             tls: member_files(all.tls_ca, all.tls_cert, all.tls_key)?,
+            traces: trace_config(all.otlp_endpoint, all.otlp_protocol.unwrap_or_default(), 100.0)?,
             log: all.log.ok_or_else(|| ConfigError::missing("log"))?,
             log_format: all.log_format.ok_or_else(|| ConfigError::missing("log-format"))?,
         })

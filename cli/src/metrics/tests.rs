@@ -13,6 +13,7 @@ use shimmer_coordinator::{
 use shimmer_worker::metrics::{WorkerCollector, WorkerReport};
 
 use super::*;
+use crate::traces::TraceCollector;
 
 fn worker_text() -> String {
     encode(&registry(WorkerCollector(WorkerReport::default)))
@@ -92,6 +93,7 @@ fn the_document_has_every_metric() {
         ("For gateways", vllm_text()),
         ("Membership", membership_text()),
         ("Process", process_text()),
+        ("Traces", encode(&registry(TraceCollector(Arc::default())))),
     ];
     for (heading, text) in pages {
         let section = document

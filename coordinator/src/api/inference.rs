@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use shimmer_proto::status as statuses;
+use shimmer_proto::trace::{Tracer, names};
 use shimmer_proto::v1::{
     self, generate_request, inference_service_server::InferenceService, tokenize_request,
 };
@@ -11,7 +13,7 @@ use tokio::sync::watch;
 use tokio_util::{
     sync::CancellationToken, task::TaskTracker, task::task_tracker::TaskTrackerToken,
 };
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use super::stream::{About, Source};
 use super::{ClusterStatus, GenerateStream, status, validate};
@@ -20,6 +22,7 @@ use crate::engine::{EngineHandle, ModelInfo};
 use crate::journal::{Acceptance, Accepted, Journal};
 use crate::sequence::{Generation, Known};
 use crate::tokenizer::{EncodeOptions, TextError, Tokenizer};
+use crate::trace::RequestTrace;
 
 /// What the service is made of.
 #[derive(Debug)]
@@ -40,6 +43,7 @@ pub struct InferenceParts {
 pub struct Inference {
     parts: Arc<InferenceParts>,
     journal: Option<Journal>,
+    tracer: Tracer,
     /// Cancelled when nothing new is taken any more.
     draining: CancellationToken,
     /// The streams that are still there.
@@ -59,6 +63,7 @@ impl Inference {
         Self {
             parts: Arc::new(parts),
             journal: None,
+            tracer: Tracer::default(),
             draining: CancellationToken::new(),
             streams: TaskTracker::new(),
         }
@@ -68,6 +73,12 @@ impl Inference {
     #[must_use]
     pub fn with_journal(self, journal: Journal) -> Self {
         Self { journal: Some(journal), ..self }
+    }
+
+    /// Traces requests from now on.
+    #[must_use]
+    pub fn with_tracer(self, tracer: Tracer) -> Self {
+        Self { tracer, ..self }
     }
 
     /// The journal, if there is one.
@@ -130,6 +141,19 @@ impl Inference {
     /// # Errors
     /// The status for the client.
     pub async fn start(&self, request: v1::GenerateRequest) -> Result<GenerateStream, Status> {
+        self.start_with(request, &MetadataMap::new()).await
+    }
+
+    /// As [`Self::start`], with what came beside the request.
+    ///
+    /// # Errors
+    /// The status for the client.
+    pub async fn start_with(
+        &self,
+        request: v1::GenerateRequest,
+        metadata: &MetadataMap,
+    ) -> Result<GenerateStream, Status> {
+        let mut trace = RequestTrace::begin(&self.tracer, metadata);
         let running = self.enter()?;
         let vocab_size = self.model().vocab_size;
         let invalid = |error| status::invalid(&error);
@@ -137,6 +161,7 @@ impl Inference {
         let sampling = validate::sampling(request.sampling, vocab_size).map_err(invalid)?;
         let stop = validate::stop(request.stop, vocab_size).map_err(invalid)?;
         let output = validate::output(request.output).map_err(invalid)?;
+        let tokenizing = SystemTime::now();
         let prompt = match request.input {
             None => {
                 return Err(statuses::invalid_argument(
@@ -156,12 +181,16 @@ impl Inference {
         if prompt.is_empty() {
             return Err(statuses::invalid_argument("input", "gives a prompt without tokens"));
         }
+        if let Some(trace) = &mut trace {
+            trace.span(names::TOKENIZE, [tokenizing, SystemTime::now()]);
+            trace.say("shimmer.request_id", id.as_str());
+        }
         let known = Known::Nothing;
         let generation = Generation { id: id.clone(), prompt, sampling, stop, output, known };
         let refused = |error| status::submit(&error);
         let limit = self.parts.engine.limit(&generation).map_err(refused)?;
         let accepted = self.journal.as_ref().map(|_| self.accepted(&generation, limit));
-        let events = self.parts.engine.submit(generation).map_err(refused)?;
+        let events = self.parts.engine.submit_traced(generation, trace).map_err(refused)?;
         // The engine has begun; no event leaves before the request is on the drive.
         let (journal, resumable) = match (&self.journal, accepted) {
             (Some(journal), Some(accepted)) => match journal.accept(accepted).await {
@@ -327,7 +356,8 @@ impl InferenceService for Inference {
         &self,
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<GenerateStream>, Status> {
-        Ok(Response::new(self.start(request.into_inner()).await?))
+        let (metadata, _, request) = request.into_parts();
+        Ok(Response::new(self.start_with(request, &metadata).await?))
     }
 
     type ResumeStream = GenerateStream;

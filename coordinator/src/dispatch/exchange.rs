@@ -6,6 +6,7 @@
 mod audits;
 mod rescue;
 mod sums;
+mod traced;
 
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use super::{ExpertTransport, FaultCounts, FaultPolicy, Hints, Reply, TransportEr
 use crate::gating::{Choices, RowFault, RowFaults};
 use crate::histogram::{Histogram, micros};
 use audits::Audit;
+pub use traced::{StepTrace, TracedAnswer, TracedRound, TracedWork};
 
 /// Sends of one part to one worker before others are asked: the first, and again after a frame was damaged or a row was
 /// taken out.
@@ -86,6 +88,7 @@ pub struct Exchange {
     stats: Vec<WorkerStats>,
     waits: Histogram,
     counts: FaultCounts,
+    trace: StepTrace,
     /// Messages that may be sent twice now.
     hedges_left: f64,
 }
@@ -109,6 +112,7 @@ impl Exchange {
             stats: Vec::new(),
             waits: Histogram::default(),
             counts: FaultCounts::default(),
+            trace: StepTrace::default(),
             hedges_left: HEDGES_MAX,
         }
     }
@@ -121,6 +125,11 @@ impl Exchange {
     /// How long each round waited for workers.
     pub fn waits(&self) -> &Histogram {
         &self.waits
+    }
+
+    /// The rounds of a step that is traced.
+    pub fn trace(&mut self) -> &mut StepTrace {
+        &mut self.trace
     }
 
     /// What went wrong and was answered since the start.
@@ -168,6 +177,7 @@ impl Exchange {
             }
         }
         self.waits.observe(reach.now.saturating_duration_since(sent));
+        self.trace.round_over(sent, reach.now);
         self.finish(round.activations.cols(), out);
     }
 
@@ -176,6 +186,7 @@ impl Exchange {
         let Reach { transport, round, faults, now } = reach;
         let (rows, hidden) = (round.activations.rows(), round.activations.cols());
         let workers = transport.workers().len();
+        self.trace.round(round.layer, *now);
         self.stats.resize(workers, WorkerStats::default());
         self.recipients.begin(workers, *now);
         self.audits.clear();
@@ -316,6 +327,7 @@ impl Exchange {
             reach.transport.give_up(worker, detail);
             return self.lost(reach, worker, detail);
         }
+        self.trace.answered(worker, &result, reach.now);
         let stats = &mut self.stats[worker];
         stats.results += 1;
         stats.expert_rows += self.plan.entries(part).len() as u64;

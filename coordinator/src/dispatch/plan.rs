@@ -309,6 +309,7 @@ impl Plan {
             gates: entries.iter().map(|entry| entry.gate).collect(),
             deadline_ms,
             checksum: 0,
+            trace: None,
         }
     }
 }

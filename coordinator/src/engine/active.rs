@@ -1,12 +1,15 @@
 //! A generation in the engine: its sequence, its client, its clock.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
+
+use shimmer_proto::trace::names;
 
 use super::events::{Event, EventSender, FinishReason, Finished, Timings, Usage, WorkerTimings};
 use super::handle::Ticket;
 use super::requests::{EndedRequest, RequestStats};
 use crate::dispatch::{WorkerInfo, WorkerStats};
 use crate::sequence::{Ended, Sequence};
+use crate::trace::RequestTrace;
 
 /// A queued or running generation.
 #[derive(Debug)]
@@ -16,6 +19,8 @@ pub(super) struct Active {
     pub(super) events: EventSender,
     pub(super) first_token: Option<Instant>,
     last_token: Option<Instant>,
+    /// Of a sampled request.
+    pub(super) trace: Option<Box<RequestTrace>>,
     max_tokens: u32,
     ticket: Ticket,
     submitted: Instant,
@@ -39,6 +44,7 @@ impl Active {
             events,
             first_token: None,
             last_token: None,
+            trace: None,
             max_tokens,
             ticket,
             submitted,
@@ -50,9 +56,14 @@ impl Active {
     /// Takes its place in the batch.
     pub(super) fn start(&mut self, workers: &[WorkerStats], stats: &mut RequestStats) {
         self.ticket.admitted();
-        let now = Instant::now();
+        let (now, waited) = (Instant::now(), self.submitted.elapsed());
         self.admitted = Some(now);
-        stats.admitted(now.saturating_duration_since(self.submitted));
+        stats.admitted(waited);
+        if let Some(trace) = &mut self.trace {
+            let now = SystemTime::now();
+            trace.span(names::QUEUE, [now.checked_sub(waited).unwrap_or(now), now]);
+            trace.ended(Some("the client has gone".to_owned()));
+        }
         self.workers = workers.to_vec();
         self.events.send(Event::Started {
             prompt_tokens: count(self.sequence.prompt_tokens()),
@@ -104,11 +115,22 @@ impl Active {
 
     /// The final event's content.
     pub(super) fn finish(
-        &self,
+        &mut self,
         ended: Ended,
         infos: &[WorkerInfo],
         workers: &[WorkerStats],
     ) -> Finished {
+        if let Some(trace) = &mut self.trace {
+            trace.say("shimmer.prompt_tokens", self.sequence.prompt_tokens());
+            trace.say("shimmer.completion_tokens", self.sequence.generated());
+            let reason = match ended.reason {
+                FinishReason::Stop => "stop",
+                FinishReason::Length => "length",
+                FinishReason::Cancelled => "cancelled",
+            };
+            trace.say("shimmer.finish_reason", reason);
+            trace.ended(None);
+        }
         let now = Instant::now();
         let admitted = self.admitted.unwrap_or(now);
         let first = self.first_token.unwrap_or(now);

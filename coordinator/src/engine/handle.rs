@@ -15,6 +15,7 @@ use super::refusals::Refusals;
 use super::stats::{EngineStats, Published};
 use crate::sampler::InvalidParameter;
 use crate::sequence::{Generation, Known};
+use crate::trace::RequestTrace;
 
 /// Most stop strings of one generation.
 pub const MAX_STOP_STRINGS: usize = 16;
@@ -74,6 +75,8 @@ pub(super) struct Accepted {
     pub(super) events: EventSender,
     pub(super) ticket: Ticket,
     pub(super) submitted: Instant,
+    /// Of a sampled request.
+    pub(super) trace: Option<Box<RequestTrace>>,
 }
 
 /// Message to the step thread.
@@ -184,15 +187,28 @@ impl EngineHandle {
 
     /// Checks a generation and queues it. Its events come from the returned stream; dropping the stream cancels it.
     pub fn submit(&self, generation: Generation) -> Result<EventStream, SubmitError> {
-        self.enqueue(generation).inspect_err(|error| self.shared.refusals.count(error))
+        self.submit_traced(generation, None)
     }
 
-    fn enqueue(&self, generation: Generation) -> Result<EventStream, SubmitError> {
+    /// As [`Self::submit`], for a request that may be sampled.
+    pub(crate) fn submit_traced(
+        &self,
+        generation: Generation,
+        trace: Option<Box<RequestTrace>>,
+    ) -> Result<EventStream, SubmitError> {
+        self.enqueue(generation, trace).inspect_err(|error| self.shared.refusals.count(error))
+    }
+
+    fn enqueue(
+        &self,
+        generation: Generation,
+        trace: Option<Box<RequestTrace>>,
+    ) -> Result<EventStream, SubmitError> {
         let max_tokens = self.check(&generation)?;
         let ticket = self.register(&generation.id)?;
         let (events, stream) = event_channel(self.shared.max_unread_events);
         let accepted =
-            Accepted { generation, max_tokens, events, ticket, submitted: Instant::now() };
+            Accepted { generation, max_tokens, events, ticket, submitted: Instant::now(), trace };
         self.shared
             .commands
             .send(Command::Submit(Box::new(accepted)))

@@ -4,6 +4,7 @@ use crossbeam_channel::Sender;
 
 use super::active::Active;
 use super::events::{Event, GenerationError};
+use crate::trace::RequestTrace;
 
 /// A queued or running sequence.
 #[derive(Debug)]
@@ -22,6 +23,14 @@ impl Job {
         matches!(self, Self::Generation(active) if active.first_token.is_some())
     }
 
+    /// What is told of it, if it is sampled.
+    pub(super) fn trace(&self) -> Option<&RequestTrace> {
+        match self {
+            Self::Generation(active) => active.trace.as_deref(),
+            Self::Scoring { .. } => None,
+        }
+    }
+
     pub(super) fn tokens(&self) -> &[u32] {
         match self {
             Self::Generation(active) => active.sequence.tokens(),
@@ -33,7 +42,12 @@ impl Job {
 /// Ends a sequence that cannot go on.
 pub(super) fn fail(job: Job, error: GenerationError) {
     match job {
-        Job::Generation(active) => active.release().send(Event::Failed(error)),
+        Job::Generation(mut active) => {
+            if let Some(trace) = &mut active.trace {
+                trace.ended(Some(error.to_string()));
+            }
+            active.release().send(Event::Failed(error));
+        }
         Job::Scoring { reply, .. } => {
             // Nobody waits any more; there is nobody to tell.
             let _gone = reply.send(Err(error)).is_err();

@@ -21,6 +21,7 @@ use crate::sampler::{SamplerError, check_finite};
 use crate::scheduler::{Scheduler, SequenceId, Span};
 use crate::sequence::{Divergence, Ended, Known, Sampled, Sequence};
 use crate::tokenizer::Tokenizer;
+use crate::trace::TracedStep;
 use crate::trunk::{StepRows, Trunk};
 
 /// How often an idle step thread looks whether the workers have changed. The look costs a few loads.
@@ -42,6 +43,8 @@ pub(super) struct StepLoop<'w> {
     pub(super) jobs: BTreeMap<SequenceId, Job>,
     pub(super) next_id: u64,
     pub(super) step: u64,
+    /// Generations that are traced; a step looks no further while there is none.
+    pub(super) traced: usize,
     pub(super) buffers: StepBuffers,
     pub(super) stats: EngineStats,
     pub(super) published: Published,
@@ -135,7 +138,7 @@ impl StepLoop<'_> {
     }
 
     fn enqueue(&mut self, accepted: Accepted) {
-        let Accepted { mut generation, max_tokens, events, ticket, submitted } = accepted;
+        let Accepted { mut generation, max_tokens, events, ticket, submitted, trace } = accepted;
         let id = generation.id.clone();
         // The last generated token is never fed back, so it needs no position.
         let positions = generation.prompt.len() + (max_tokens as usize).saturating_sub(1);
@@ -153,6 +156,7 @@ impl StepLoop<'_> {
         let ended = sequence.replay(&taken).ended;
         let known = sequence.tokens().len();
         let mut active = Active::new(id, sequence, max_tokens, events, ticket, submitted);
+        active.trace = trace;
         match ended {
             None => self.add(Job::Generation(Box::new(active)), known, positions),
             Some(ended) => {
@@ -170,6 +174,7 @@ impl StepLoop<'_> {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         self.scheduler.enqueue(id, prompt, positions);
+        self.traced += usize::from(job.trace().is_some());
         self.jobs.insert(id, job);
     }
 
@@ -225,11 +230,31 @@ impl StepLoop<'_> {
         let mut buffers = std::mem::take(&mut self.buffers);
         self.scheduler.plan(&mut buffers.spans);
         if !buffers.spans.is_empty() {
+            let traced = if self.traced > 0 { self.begin_trace(&buffers.spans) } else { None };
             let begun = Instant::now();
             self.forward(&mut buffers);
             self.settle(&mut buffers, begun);
+            if let Some(traced) = traced {
+                let trace = self.trunk.trace();
+                trace.end();
+                traced.end(trace, self.transport.workers(), buffers.tokens.len());
+            }
         }
         self.buffers = buffers;
+    }
+
+    /// Remembers what the sampled requests of a step need to tell of it.
+    fn begin_trace(&mut self, spans: &[Span]) -> Option<TracedStep> {
+        let mut traced = TracedStep::begin(self.step);
+        for span in spans {
+            let Some(job) = self.jobs.get(&span.id) else { continue };
+            if let Some(trace) = job.trace() {
+                traced.add(trace, job.decodes(), span.rows, span.first);
+            }
+        }
+        let (above, first) = traced.above()?;
+        self.trunk.trace().begin(above, first);
+        Some(traced)
     }
 
     /// Runs the planned rows through the trunk.
@@ -383,7 +408,7 @@ impl StepLoop<'_> {
         }
     }
 
-    fn finish(&mut self, active: Active, ended: Ended) {
+    fn finish(&mut self, mut active: Active, ended: Ended) {
         self.stats.ended(&active.ended(ended.reason));
         self.publish();
         let finished = active.finish(ended, self.transport.workers(), self.trunk.worker_stats());
@@ -401,7 +426,11 @@ impl StepLoop<'_> {
 
     fn fail(&mut self, id: SequenceId, error: GenerationError) {
         if let Some(job) = self.remove(id) {
-            tracing::warn!(sequence = id.0, %error, "a generation failed");
+            let tell = || tracing::warn!(sequence = id.0, %error, "a generation failed");
+            match job.trace() {
+                Some(trace) => trace.log().in_scope(tell),
+                None => tell(),
+            }
             self.fail_job(job, error);
         }
     }
@@ -414,7 +443,9 @@ impl StepLoop<'_> {
 
     fn remove(&mut self, id: SequenceId) -> Option<Job> {
         self.scheduler.remove(id);
-        self.jobs.remove(&id)
+        let job = self.jobs.remove(&id)?;
+        self.traced -= usize::from(job.trace().is_some());
+        Some(job)
     }
 }
 

@@ -24,7 +24,8 @@ impl Exchange {
         let work = || self.plan.message(part, fence, reach.round.activations, deadline_ms);
         match self.plan.parts[part].to {
             Recipient::Worker(worker) => {
-                let message = work();
+                let mut message = work();
+                self.trace.sent(worker, &mut message, reach.now);
                 let sent = self
                     .adopt(reach, part, worker)
                     .and_then(|()| reach.transport.send(worker, message));
