@@ -70,8 +70,8 @@ pub enum Standing {
 
 /// Carries expert work to workers and results back. Called from the step thread only; nothing here is async.
 pub trait ExpertTransport: Send + fmt::Debug {
-    /// Every worker that was ever known, serving or not. The list grows between steps only, and a place is never given to
-    /// another worker.
+    /// Every worker that has a place, serving or not. The list changes between steps only; a place that was given to another
+    /// worker is told by [`Self::take_reseated`].
     fn workers(&self) -> &[WorkerInfo];
 
     /// The time, by which everything is measured that is said to this transport.
@@ -82,6 +82,11 @@ pub trait ExpertTransport: Send + fmt::Debug {
     /// Called before each step: a placement that everybody has loaded comes into force here, and new workers take
     /// their places. Between two calls placement, fence and the list of workers are the same.
     fn between_steps(&mut self) {}
+
+    /// Places that were given to another worker since this was asked last: what was known of the one before is void.
+    fn take_reseated(&mut self) -> Vec<usize> {
+        Vec::new()
+    }
 
     /// Workers that hold an expert under the placement in force, first choice first, serving or not.
     fn copies(&self, layer: u32, expert: u32) -> &[usize];

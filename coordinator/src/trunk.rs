@@ -154,6 +154,11 @@ impl<'w> Trunk<'w> {
         self.exchange.stats()
     }
 
+    /// Forgets what was known of the worker at a place.
+    pub fn forget_worker(&mut self, worker: usize) {
+        self.exchange.forget(worker);
+    }
+
     /// How long each layer's round waited for workers.
     pub fn layer_waits(&self) -> &Histogram {
         self.exchange.waits()

@@ -122,6 +122,14 @@ impl Exchange {
         &self.stats
     }
 
+    /// Forgets what was known of the worker at a place.
+    pub fn forget(&mut self, worker: usize) {
+        if let Some(stats) = self.stats.get_mut(worker) {
+            *stats = WorkerStats::default();
+        }
+        self.recipients.forget(worker);
+    }
+
     /// How long each round waited for workers.
     pub fn waits(&self) -> &Histogram {
         &self.waits

@@ -57,6 +57,11 @@ impl Recipients {
         }
     }
 
+    /// Another worker has this place now.
+    pub(super) fn forget(&mut self, worker: usize) {
+        self.sick.retain(|(of, ..), _| *of != worker);
+    }
+
     /// Who computes an expert in this layer.
     pub(super) fn first(
         &mut self,

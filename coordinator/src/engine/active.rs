@@ -140,8 +140,8 @@ impl Active {
         let of_worker =
             |((info, stats), before): ((&WorkerInfo, &WorkerStats), &WorkerStats)| WorkerTimings {
                 worker_id: info.id.clone(),
-                results: stats.results - before.results,
-                expert_rows: stats.expert_rows - before.expert_rows,
+                results: stats.results.saturating_sub(before.results),
+                expert_rows: stats.expert_rows.saturating_sub(before.expert_rows),
                 compute_ms: milliseconds(stats.compute.saturating_sub(before.compute)),
                 wait_ms: milliseconds(stats.wait.saturating_sub(before.wait)),
             };

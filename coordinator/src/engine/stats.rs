@@ -64,8 +64,9 @@ impl EngineStats {
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let worker = |(now, before): (&WorkerStats, &WorkerStats)| WorkerStats {
-            results: now.results - before.results,
-            expert_rows: now.expert_rows - before.expert_rows,
+            // A place that another worker has now counts anew.
+            results: now.results.saturating_sub(before.results),
+            expert_rows: now.expert_rows.saturating_sub(before.expert_rows),
             compute: now.compute.saturating_sub(before.compute),
             wait: now.wait.saturating_sub(before.wait),
         };

@@ -63,7 +63,7 @@ impl StepLoop<'_> {
     /// Runs until it is told to stop or every handle is gone.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         while self.take_commands(commands) {
-            self.transport.between_steps();
+            self.between_steps();
             self.drop_lost_clients();
             while let Some(id) = self.scheduler.admit() {
                 self.start(id);
@@ -73,6 +73,14 @@ impl StepLoop<'_> {
         }
         for (_, job) in std::mem::take(&mut self.jobs) {
             fail(job, GenerationError::ShuttingDown);
+        }
+    }
+
+    /// Lets a placement come into force and new workers take their places.
+    fn between_steps(&mut self) {
+        self.transport.between_steps();
+        for worker in self.transport.take_reseated() {
+            self.trunk.forget_worker(worker);
         }
     }
 
@@ -87,7 +95,7 @@ impl StepLoop<'_> {
                     break;
                 }
                 // A placement that is ready comes into force without traffic too.
-                Err(RecvTimeoutError::Timeout) => self.transport.between_steps(),
+                Err(RecvTimeoutError::Timeout) => self.between_steps(),
                 Err(RecvTimeoutError::Disconnected) => return false,
             }
         }
@@ -167,7 +175,7 @@ impl StepLoop<'_> {
     }
 
     fn add(&mut self, job: Job, prompt: usize, positions: usize) {
-        self.transport.between_steps();
+        self.between_steps();
         if let Some(detail) = self.orphan() {
             return self.fail_job(job, GenerationError::Unavailable { detail });
         }

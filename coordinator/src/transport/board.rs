@@ -1,11 +1,15 @@
 //! What the links agree on: the seats of the workers, who has been greeted, which placements are followed.
 //!
-//! A worker's seat is its number for as long as this coordinator lives. Seats are made by the records of the membership
-//! store and by placements that name a worker; they are never given to another worker.
+//! A worker's seat is its number. Seats are made by the records of the membership store and by placements that name a
+//! worker. When all are taken, one whose worker has been gone for longer than it is waited for, and that no placement names,
+//! is given to the next worker; whoever was there before gets another one when it comes back.
 
 mod seat;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 
 use shimmer_proto::{
     address::PeerAddress,
@@ -45,11 +49,15 @@ pub(super) struct Board {
     layers: Vec<(u32, bool)>,
     /// Whether the store knows addresses only, and ids come with the hellos.
     fixed: bool,
+    /// How long a worker that is gone keeps its seat when all are taken.
+    seat_kept: Duration,
 }
 
 #[derive(Debug, Default)]
 struct State {
     seats: Vec<Seat>,
+    /// A worker found no seat when the store was looked at last.
+    full: bool,
 }
 
 /// A seat as the step thread sees it.
@@ -57,6 +65,8 @@ struct State {
 pub(super) struct Member {
     /// The worker's id, or its address before its hello.
     pub(super) name: String,
+    /// How many other workers had the seat before.
+    pub(super) holder: u64,
     pub(super) lane: Arc<Lane>,
     pub(super) absent_layers: Arc<[u32]>,
     pub(super) weight: f64,
@@ -71,7 +81,7 @@ pub(super) struct NewSeat {
 }
 
 impl Board {
-    pub(super) fn new(model: &ClusterModel, own: &[u32], fixed: bool) -> Self {
+    pub(super) fn new(model: &ClusterModel, own: &[u32], fixed: bool, seat_kept: Duration) -> Self {
         Self {
             state: Mutex::default(),
             plans: watch::Sender::default(),
@@ -80,6 +90,7 @@ impl Board {
             facts: watch::Sender::default(),
             layers: model.layers.iter().map(|l| (l.layer, own.contains(&l.layer))).collect(),
             fixed,
+            seat_kept,
         }
     }
 
@@ -87,6 +98,7 @@ impl Board {
     pub(super) fn follow(&self, snapshot: &Snapshot) -> Vec<NewSeat> {
         let mut made = Vec::new();
         let mut state = self.lock();
+        state.full = false;
         for seat in &mut state.seats {
             seat.record = None;
         }
@@ -109,23 +121,27 @@ impl Board {
             // The places in the list.
             records.sort_by_key(|(_, _, record)| record.incarnation);
         }
-        for (name, address, record) in records {
-            let name = if self.fixed { None } else { Some(name) };
+        let listed: Vec<&str> = records.iter().map(|(name, ..)| *name).collect();
+        for (name, address, record) in &records {
+            let name = if self.fixed { None } else { Some(*name) };
             let found = state.seats.iter().position(|seat| match name {
                 Some(id) => seat.id.as_deref() == Some(id),
-                None => seat.address() == Some(&address),
+                None => seat.address() == Some(address),
             });
             let index = match found {
                 Some(index) => index,
-                None => match Self::seat(&mut state, name, Some(address.clone())) {
-                    Some(new) => {
-                        made.push(new);
-                        state.seats.len() - 1
+                None => match self.seat(&mut state, name, Some(address.clone()), &listed) {
+                    Some((index, new)) => {
+                        made.extend(new);
+                        index
                     }
-                    None => continue,
+                    None => {
+                        state.full = true;
+                        continue;
+                    }
                 },
             };
-            state.seats[index].follow(address, record);
+            state.seats[index].follow(address.clone(), record.clone());
         }
         for seat in &mut state.seats {
             let Some(id) = seat.id.as_deref() else { continue };
@@ -146,32 +162,70 @@ impl Board {
         let mut made = Vec::new();
         let mut state = self.lock();
         let mut seats = Vec::with_capacity(ids.len());
+        let named: Vec<&str> = ids.iter().map(String::as_str).collect();
         for id in ids {
             let found = state.seats.iter().position(|seat| seat.id.as_ref() == Some(id));
-            if found.is_none() {
-                made.push(Self::seat(&mut state, Some(id), None)?);
-            }
-            seats.push(found.unwrap_or(state.seats.len() - 1));
+            let index = match found {
+                Some(index) => index,
+                None => {
+                    let (index, new) = self.seat(&mut state, Some(id), None, &named)?;
+                    made.extend(new);
+                    index
+                }
+            };
+            seats.push(index);
         }
         self.review(&mut state);
         Some((seats, made))
     }
 
-    /// Makes a seat; none beyond the limit.
-    fn seat(state: &mut State, id: Option<&str>, address: Option<PeerAddress>) -> Option<NewSeat> {
+    /// A seat for one more worker, and what its link needs if it has none yet. At the limit the seat is one that nobody
+    /// sits on any more, unless it belongs to one of `kept`; none if there is none.
+    fn seat(
+        &self,
+        state: &mut State,
+        id: Option<&str>,
+        address: Option<PeerAddress>,
+        kept: &[&str],
+    ) -> Option<(usize, Option<NewSeat>)> {
         let worker = state.seats.len();
         if worker == MAX_WORKERS {
+            let now = Instant::now();
+            let is_kept = |seat: &Seat| seat.id.as_deref().is_some_and(|id| kept.contains(&id));
+            let vacant = (0..).zip(&state.seats).filter(|(_, seat)| !self.fixed && !is_kept(seat));
+            let vacant = vacant.filter_map(|(index, seat)| {
+                let at = seat.vacant_at(self.seat_kept)?;
+                (at <= now).then_some((at, index))
+            });
+            if let Some((_, index)) = vacant.min() {
+                let seat = &mut state.seats[index];
+                tracing::info!(
+                    seat = index,
+                    before = seat.id.as_deref().map(shown),
+                    now = id.map(shown),
+                    "the seat of a worker that is gone is given to another one"
+                );
+                seat.pass_on(id.map(str::to_owned), address);
+                return Some((index, None));
+            }
             let worker = id.map(shown).or_else(|| Some(address?.to_string())).unwrap_or_default();
             tracing::error!(
                 worker,
-                "no seat is left for a worker: a cluster has at most {MAX_WORKERS}, those that have gone included; restart the coordinator to forget those"
+                "no seat is left for a worker: a cluster has at most {MAX_WORKERS}, and those that have gone keep their seats for as long as placements wait for them (--replace-after) or name them"
             );
             return None;
         }
         let seat = Seat::new(id.map(str::to_owned), address);
         let new = NewSeat { worker, lane: Arc::clone(&seat.lane), orders: seat.orders() };
         state.seats.push(seat);
-        Some(new)
+        Some((worker, Some(new)))
+    }
+
+    /// When a worker that found no seat may get one although nothing happens.
+    pub(super) fn seats_due(&self) -> Option<Instant> {
+        let state = self.lock();
+        let due = state.seats.iter().filter_map(|seat| seat.vacant_at(self.seat_kept));
+        due.min().filter(|_| state.full)
     }
 
     /// Takes a worker's hello. The refusal names what does not fit.
@@ -222,13 +276,14 @@ impl Board {
     fn review(&self, state: &mut State) {
         let plans = self.plans.borrow().clone();
         for (worker, seat) in state.seats.iter_mut().enumerate() {
-            seat.review(plans.in_force.is_some() && !plans.names(worker), self.fixed);
+            seat.review(plans.in_force.is_some(), plans.names(worker), self.fixed);
         }
         let roster: Vec<Member> = state.seats.iter().map(Seat::member).collect();
         self.roster.send_if_modified(|old| {
             let differs = old.len() != roster.len()
                 || old.iter().zip(&roster).any(|(old, new)| {
-                    (&old.name, &old.absent_layers) != (&new.name, &new.absent_layers)
+                    (&old.name, old.holder, &old.absent_layers)
+                        != (&new.name, new.holder, &new.absent_layers)
                 });
             if differs {
                 *old = roster;

@@ -148,7 +148,8 @@ impl Control {
             self.carriers.take(self.ground.board.follow(&snapshot));
             let seats = facts.borrow_and_update().clone();
             let now = Instant::now();
-            let (duty, mut wake) = self.consider(&snapshot, &seats, offered, now);
+            let (duty, wake) = self.consider(&snapshot, &seats, offered, now);
+            let mut wake = wake.into_iter().chain(self.ground.board.seats_due()).min();
             if let Some(duty) = duty {
                 leading = Some(self.write(duty));
             }

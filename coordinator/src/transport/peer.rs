@@ -16,6 +16,8 @@ const TELL_EVERY: u32 = 16;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Peer {
+    /// How many other workers had the place before.
+    pub(super) holder: u64,
     pub(super) lane: Arc<Lane>,
     pub(super) absent_layers: Arc<[u32]>,
     pub(super) weight: f64,
@@ -61,6 +63,7 @@ pub(super) enum Due {
 impl Peer {
     pub(super) fn new(member: &Member, config: &RemoteConfig) -> Self {
         Self {
+            holder: member.holder,
             lane: Arc::clone(&member.lane),
             absent_layers: Arc::clone(&member.absent_layers),
             weight: member.weight,

@@ -51,6 +51,8 @@ pub struct RemoteWorkers {
     own_layers: Vec<u32>,
     epoch: u64,
     peers: Vec<Peer>,
+    /// Places that were given to another worker, and that nobody was told of yet.
+    reseated: Vec<usize>,
     events: Receiver<Event>,
     ledger: Ledger,
     /// The ledger's count, for observers.
@@ -80,7 +82,8 @@ impl RemoteWorkers {
         let (config, model) = (Arc::new(config), Arc::new(model));
         let own_layers = own.as_ref().map(|own| own.layers()).unwrap_or_default();
         let is_fixed = store.kind() == "static";
-        let board = Arc::new(Board::new(&model, &own_layers, is_fixed));
+        let board =
+            Arc::new(Board::new(&model, &own_layers, is_fixed, config.timings.replace_after));
         let (sender, events) = crossbeam_channel::bounded(EVENTS);
         let (heat, heated) = watch::channel(HeatRecord { layers: Vec::new() });
         let shutdown = CancellationToken::new();
@@ -108,6 +111,7 @@ impl RemoteWorkers {
             own_layers,
             epoch,
             peers: Vec::new(),
+            reseated: Vec::new(),
             events,
             ledger: Ledger::new(),
             dropped: Arc::default(),
@@ -150,6 +154,12 @@ impl RemoteWorkers {
                 (self.peers.get_mut(index), self.infos.get_mut(index))
             {
                 *known = info;
+                if peer.holder != member.holder {
+                    // What the worker before owed and how fast it was says nothing about this one.
+                    self.ledger.forget(index);
+                    self.reseated.push(index);
+                    *peer = Peer::new(member, &self.config);
+                }
                 peer.absent_layers = Arc::clone(&member.absent_layers);
                 peer.weight = member.weight;
             } else {
@@ -270,6 +280,10 @@ impl ExpertTransport for RemoteWorkers {
                 tracing::info!(generation = self.generation(), "placement in force");
             }
         }
+    }
+
+    fn take_reseated(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.reseated)
     }
 
     fn copies(&self, layer: u32, expert: u32) -> &[usize] {

@@ -101,6 +101,10 @@ impl Quarantine {
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) id: Option<String>,
+    /// How many other workers had the seat before.
+    holder: u64,
+    /// Since when it has neither record nor link and no placement names it.
+    gone: Option<Instant>,
     /// The newest one, also after it has vanished from the store.
     address: Option<PeerAddress>,
     incarnation: u64,
@@ -137,6 +141,8 @@ impl Seat {
         };
         Self {
             id,
+            holder: 0,
+            gone: None,
             orders: watch::Sender::new(Orders { address: address.clone(), ..Orders::default() }),
             address,
             incarnation: 0,
@@ -193,6 +199,21 @@ impl Seat {
         (self.link, self.detail) = (LinkState::Loading, "waiting for a placement".to_owned());
     }
 
+    /// When the seat may be given to another worker; none while anybody counts on the one that has it. What an operator or
+    /// an audit wants of a worker stands in the store by its id, and so does not need the seat.
+    pub(super) fn vacant_at(&self, kept: Duration) -> Option<Instant> {
+        let is_settled = matches!(self.quarantine, Quarantine::Not | Quarantine::Seen(_));
+        self.gone.filter(|_| is_settled && self.record.is_none()).map(|since| since + kept)
+    }
+
+    /// Gives the seat to another worker. The link stays, and so do its counters: they are totals.
+    pub(super) fn pass_on(&mut self, id: Option<String>, address: Option<PeerAddress>) {
+        let before = std::mem::replace(self, Self::new(id, address));
+        before.lane.set_usual(Duration::ZERO);
+        (self.lane, self.orders) = (before.lane, before.orders);
+        (self.session, self.holder) = (before.session, before.holder + 1);
+    }
+
     /// The worker sits elsewhere now.
     pub(super) fn forget(&mut self) {
         self.id = None;
@@ -223,8 +244,11 @@ impl Seat {
         self.said_goodbye || self.is_dismissed()
     }
 
-    /// Decides what its link is to do. `unplaced`: no placement names the worker, and there is one.
-    pub(super) fn review(&mut self, unplaced: bool, fixed: bool) {
+    /// Decides what its link is to do. `placed`: there is a placement; `named`: one names the worker.
+    pub(super) fn review(&mut self, placed: bool, named: bool, fixed: bool) {
+        let unplaced = placed && !named;
+        let is_gone = self.record.is_none() && !self.up && !named;
+        self.gone = is_gone.then(|| self.gone.unwrap_or_else(Instant::now));
         self.lane.set_leaving(self.is_leaving());
         // Who says goodbye is gone when its session is, and may come back.
         let is_leaving = self.is_dismissed() || (self.said_goodbye && self.up);
@@ -275,6 +299,7 @@ impl Seat {
     pub(super) fn member(&self) -> Member {
         Member {
             name: self.id.clone().unwrap_or_else(|| self.address_text()),
+            holder: self.holder,
             lane: Arc::clone(&self.lane),
             absent_layers: Arc::clone(&self.absent_layers),
             weight: self.hello.as_ref().map_or(1.0, |hello| hello.weight),

@@ -13,6 +13,10 @@ use crate::{
 const EXPERTS: u32 = 8;
 
 fn board(fixed: bool, own: &[u32]) -> Board {
+    board_that_keeps(Duration::from_secs(30), fixed, own)
+}
+
+fn board_that_keeps(seats: Duration, fixed: bool, own: &[u32]) -> Board {
     let layer =
         ClusterLayer { layer: 1, slab_bytes: 4096, self_tests: vec![[0; 16]; EXPERTS as usize] };
     let model = ClusterModel {
@@ -21,7 +25,7 @@ fn board(fixed: bool, own: &[u32]) -> Board {
         hidden: 64,
         layers: vec![layer],
     };
-    Board::new(&model, own, fixed)
+    Board::new(&model, own, fixed, seats)
 }
 
 fn record(address: &str, draining: bool) -> String {
@@ -128,7 +132,7 @@ fn a_worker_that_is_registered_must_be_who_its_record_says() {
 }
 
 #[test]
-fn seats_follow_records_and_are_never_given_away() {
+fn seats_follow_records_and_have_a_limit() {
     let board = board(false, &[]);
     let seats = board.follow(&snapshot(1, &[("workers/a", record("x:1", false))]));
     let orders = seats[0].orders.clone();
@@ -282,4 +286,86 @@ fn a_refusal_is_remembered_while_the_worker_stays_as_it_is() {
     assert_eq!(refused().as_deref(), Some("no room"));
     board.greet(0, 3, &hello("a", 2.0)).unwrap();
     assert_eq!(refused(), None);
+}
+
+#[test]
+fn two_hundred_workers_may_come_and_go() {
+    let board = board_that_keeps(Duration::ZERO, false, &[]);
+    let keep = ("workers/keep", record("k:1", false));
+    let mut links = board.follow(&snapshot(1, std::slice::from_ref(&keep)));
+    board.greet(0, 1, &hello("keep", 1.0)).unwrap();
+    force(&board, 1, &["keep"]);
+    for number in 0..200_u64 {
+        let (id, address) = (format!("n{number}"), format!("n{number}:1"));
+        let key = format!("workers/{id}");
+        let there = [keep.clone(), (key.as_str(), record(&address, false))];
+        links.extend(board.follow(&snapshot(2 * number + 2, &there)));
+        let seat = board.seats_of(std::slice::from_ref(&id)).unwrap().0[0];
+        assert_ne!(seat, 0, "the worker that stays keeps its seat");
+        let orders = links[seat].orders.borrow().clone();
+        assert_eq!(orders.address, Some(address.parse().unwrap()), "its link calls {id}");
+        assert_eq!(orders.hold, None);
+        assert_eq!(board.roster().borrow()[seat].name, id);
+        board.greet(seat, number + 1, &hello(&id, 1.0)).unwrap();
+        board.tell_ended(seat, LinkState::Lost, "gone");
+        board.follow(&snapshot(2 * number + 3, std::slice::from_ref(&keep)));
+    }
+    let roster = board.roster().borrow().clone();
+    assert_eq!((roster.len(), links.len()), (MAX_WORKERS, MAX_WORKERS));
+    assert_eq!((roster[0].name.as_str(), roster[0].holder), ("keep", 0));
+    let passed_on: u64 = roster.iter().map(|member| member.holder).sum();
+    assert_eq!(passed_on, 201 - MAX_WORKERS as u64);
+    // One that comes back is a worker like any other.
+    let back = [keep.clone(), ("workers/n3", record("n3:2", false))];
+    assert!(board.follow(&snapshot(500, &back)).is_empty());
+    assert_eq!(board.roster().borrow().iter().filter(|member| member.name == "n3").count(), 1);
+}
+
+#[test]
+fn a_seat_is_kept_for_whoever_somebody_counts_on() {
+    let full = |seats_kept: Duration| {
+        let board = board_that_keeps(seats_kept, false, &[]);
+        let all: Vec<(String, String)> =
+            (0..MAX_WORKERS).map(|i| (format!("workers/n{i}"), record("z:1", false))).collect();
+        let all: Vec<(&str, String)> = all.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
+        board.follow(&snapshot(1, &all));
+        (
+            board,
+            all.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect::<Vec<_>>(),
+        )
+    };
+    let comes = ("workers/new", record("n:1", false));
+    let is_seated = |board: &Board| board.roster().borrow().iter().any(|m| m.name == "new");
+
+    // All have records.
+    let (board, all) = full(Duration::ZERO);
+    let mut more: Vec<(&str, String)> = all.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
+    more.push(comes.clone());
+    board.follow(&snapshot(2, &more));
+    assert!(!is_seated(&board));
+
+    // Gone, but not for long: it is known when to look again.
+    let (board, _) = full(Duration::from_secs(30));
+    board.follow(&snapshot(2, &[]));
+    assert_eq!(board.seats_due(), None, "nobody waits for a seat");
+    board.follow(&snapshot(3, std::slice::from_ref(&comes)));
+    assert!(!is_seated(&board) && board.seats_due().is_some_and(|due| due > Instant::now()));
+
+    // Named by a placement, connected, or quarantined without the store's knowledge.
+    let (board, _) = full(Duration::ZERO);
+    let names: Vec<String> = (0..MAX_WORKERS - 2).map(|i| format!("n{i}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    force(&board, 1, &names);
+    let (up, distrusted) = (MAX_WORKERS - 2, MAX_WORKERS - 1);
+    board.greet(up, 1, &hello(&format!("n{up}"), 1.0)).unwrap();
+    board.quarantine(distrusted, "lied");
+    let placed = board.plans().borrow().clone();
+    let holds_one = (0..up).filter(|&seat| placed.names(seat)).count();
+    board.follow(&snapshot(2, &[]));
+    board.follow(&snapshot(3, std::slice::from_ref(&comes)));
+    // Workers beyond the number of experts hold none, and may go.
+    assert_eq!(is_seated(&board), holds_one < up);
+    let roster = board.roster().borrow().clone();
+    assert!((0..up).filter(|&seat| placed.names(seat)).all(|seat| roster[seat].holder == 0));
+    assert_eq!((roster[up].holder, roster[distrusted].holder), (0, 0));
 }
