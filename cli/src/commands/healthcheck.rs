@@ -107,7 +107,8 @@ fn exchange(
 ) -> io::Result<Vec<u8>> {
     let PageUrl { authority, path } = url;
     socket.set_write_timeout(Some(left()?))?;
-    write!(socket, "GET {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n")?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes())?;
     let (mut answer, mut part) = (Vec::new(), [0; 4096]);
     while (answer.len() as u64) < ANSWER_MAX {
         socket.set_read_timeout(Some(left()?))?;

@@ -12,7 +12,7 @@ use super::CASES;
 
 /// Flags and commands that the chart names before the program has them. One that the program's help shows is no longer
 /// left out here.
-const COMING: [&str; 4] = ["fetch", "--otlp-endpoint", "--otlp-protocol", "--trace-sample"];
+const COMING: [&str; 1] = ["fetch"];
 
 /// What the kubelet puts in place of variables, besides the pod's address.
 const VARIABLES: [(&str, &str); 2] = [("$(POD_NAME)", "rel-shimmer-0"), ("$(NODE_NAME)", "host-1")];

@@ -325,8 +325,9 @@ fn two_hundred_workers_may_come_and_go() {
 fn a_seat_is_kept_for_whoever_somebody_counts_on() {
     let full = |seats_kept: Duration| {
         let board = board_that_keeps(seats_kept, false, &[]);
-        let all: Vec<(String, String)> =
-            (0..MAX_WORKERS).map(|i| (format!("workers/n{i}"), record("z:1", false))).collect();
+        let all: Vec<(String, String)> = (0..MAX_WORKERS)
+            .map(|i| (format!("workers/n{i}"), record(&format!("n{i}:1"), false)))
+            .collect();
         let all: Vec<(&str, String)> = all.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
         board.follow(&snapshot(1, &all));
         (
