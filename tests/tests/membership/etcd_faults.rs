@@ -10,7 +10,10 @@ use shimmer_proto::membership::{
     MembershipStore, StoreError, Written,
     etcd::{EtcdConfig, EtcdStore},
 };
-use shimmer_tests::etcd::{self, Etcd};
+use shimmer_tests::{
+    etcd::{self, Etcd},
+    wait::wait_until,
+};
 
 use super::{
     LEASE, absent, config, done, member, put, put_leased, runtime, values, view, wait_for_view,
@@ -290,7 +293,8 @@ fn leaving_is_bounded_and_ends_the_thread() {
             .count()
     };
     let stopped = member(&etcd, 3);
-    assert!(threads() >= 1);
+    // A thread gives itself its name.
+    wait_until("the thread to begin", Duration::from_secs(30), || threads() >= 1);
     drop(stopped);
     drop(members);
     // Under a runner with one process per test there are no others'.
