@@ -68,7 +68,7 @@ fn a_doctor_examines_host_container_and_members() {
     assert_eq!((code, &found["fail"]), (Some(1), &Value::from(1)), "{found}");
     let of_peer = finding(&found, &format!("peer {peer}"));
     assert_eq!(of_peer["level"], "fail");
-    assert!(of_peer["found"].as_str().unwrap().contains("container_digest"), "{of_peer}");
+    assert!(of_peer["found"].as_str().unwrap().contains("has container digest"), "{of_peer}");
 
     // Nobody listens on the first port of all.
     let (found, code) =

@@ -342,7 +342,10 @@ fn silent_clients_are_thrown_out_and_hold_nothing() {
     let mut client = RawClient::assigned(&server);
     assert!(client.works(good_work()), "a silent client does not hold the port");
     read_to_close(&mut silent);
-    assert_eq!(count(&server.counters().connections_silent), 1);
+    // It is counted once its socket is closed.
+    wait_until("the silent client to be counted", SOON, || {
+        count(&server.counters().connections_silent) == 1
+    });
 
     let mut mute = RawClient::open(&server);
     let error = mute.refused();
