@@ -188,7 +188,8 @@ fn a_calibration_of_real_processes_serves_a_plan() {
     assert!(found["decode_tokens_per_s"].as_f64().unwrap() > 0.0, "{found}");
     assert!(found["time_to_first_token_s"].as_f64().unwrap() > 0.0, "{found}");
 
-    let other = TinyModel::new(Preset::Qwen3Moe).container(NumericClass::default());
+    let other = TinyModel::new(Preset::Qwen3Moe);
+    let other = other.container(NumericClass::default());
     let foreign = ["plan", "--container", path(&other), "--hosts", path(&file)];
     refused(
         &[&foreign[..], &["--calibration", path(&costs)]].concat(),

@@ -111,7 +111,7 @@ readinessProbe:
 {{- if .directory -}}{{- printf "/model/%s" .directory -}}{{- else -}}/model{{- end -}}
 {{- end -}}
 
-{{- /* Flags that both roles have. Arguments: root, values, model. */ -}}
+{{- /* Flags that both roles have; coordinators decide what is traced. Arguments: root, component, values, model. */ -}}
 {{- define "shimmer.commonArgs" -}}
 {{- $values := .root.Values -}}
 - --container={{ include "shimmer.container" .model }}
@@ -144,7 +144,9 @@ readinessProbe:
 {{- if .endpoint }}
 - --otlp-endpoint={{ .endpoint }}
 - --otlp-protocol={{ .protocol }}
+{{- if eq $.component "coordinator" }}
 - --trace-sample={{ include "shimmer.text" .samplePercent }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- range $key, $value := .values.settings }}

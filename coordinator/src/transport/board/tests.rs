@@ -354,11 +354,12 @@ fn a_seat_is_kept_for_whoever_somebody_counts_on() {
 
     // Named by a placement, connected, or quarantined without the store's knowledge.
     let (board, _) = full(Duration::ZERO);
-    let names: Vec<String> = (0..MAX_WORKERS - 2).map(|i| format!("n{i}")).collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let seated = board.roster().borrow().clone();
+    let names: Vec<&str> =
+        seated[..MAX_WORKERS - 2].iter().map(|member| member.name.as_str()).collect();
     force(&board, 1, &names);
     let (up, distrusted) = (MAX_WORKERS - 2, MAX_WORKERS - 1);
-    board.greet(up, 1, &hello(&format!("n{up}"), 1.0)).unwrap();
+    board.greet(up, 1, &hello(&seated[up].name, 1.0)).unwrap();
     board.quarantine(distrusted, "lied");
     let placed = board.plans().borrow().clone();
     let holds_one = (0..up).filter(|&seat| placed.names(seat)).count();
