@@ -1,7 +1,7 @@
 //! What a cluster that is not there yet would do: where its experts would lie, and how long its tokens would take.
 //!
 //! [`Hosts`] is what is written about the machines, [`Costs`] what was measured on one of them, [`Trace`] which experts are
-//! wanted. [`place`] asks the coordinator's and the worker's own placement, [`replay`] sends the trace through the worker's
+//! wanted. [`mod@place`] asks the coordinator's and the worker's own placement, [`mod@replay`] sends the trace through the worker's
 //! own residency, [`Prediction`] adds the times up. All of it is plain functions; docs/PLANNING.md has the formulas.
 
 mod costs;
