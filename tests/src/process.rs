@@ -128,10 +128,10 @@ impl Process {
         })
     }
 
-    /// What it answers on its page of figures, which it was told to have.
+    /// What it answers on its page of figures, which it was told to have; a process that still starts is waited for.
     ///
     /// # Panics
-    /// It does not answer.
+    /// It does not answer, or says for too long that it starts.
     pub fn page(&self, path: &str) -> String {
         let address = self.page_address();
         let ask = || -> io::Result<String> {
@@ -142,9 +142,11 @@ impl Process {
             socket.read_to_string(&mut answer)?;
             Ok(answer)
         };
-        let answer = ask().unwrap_or_else(|error| panic!("{path} of {}: {error}", self.name));
-        let (_, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
-        body.to_owned()
+        wait_for(&format!("{path} of {}", self.name), PAGE_DEADLINE, || {
+            let answer = ask().unwrap_or_else(|error| panic!("{path} of {}: {error}", self.name));
+            let (head, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
+            (!head.starts_with("HTTP/1.1 503")).then(|| body.to_owned())
+        })
     }
 
     /// Where its page of figures is, which it was told to have.
