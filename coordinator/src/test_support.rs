@@ -216,6 +216,17 @@ impl TestWorkers {
         self.queue.drain(..).collect()
     }
 
+    /// A worker's answer with one bit of it changed.
+    pub(crate) fn lie(&self, work: &ExpertWork) -> ExpertResult {
+        let mut result = self.answer(work, false);
+        if let Some(Payload::Accumulators(bytes)) = &mut result.payload {
+            let mut changed = bytes.to_vec();
+            changed[0] ^= 1;
+            *bytes = changed.into();
+        }
+        result
+    }
+
     /// A worker goes for good.
     pub(crate) fn lose(&mut self, worker: usize) {
         self.lost[worker] = true;
@@ -325,6 +336,10 @@ impl ExpertTransport for TestWorkers {
         self.quarantined.lock().unwrap().push(worker);
     }
 
+    fn is_quarantined(&self, worker: usize) -> bool {
+        self.quarantined.lock().unwrap().contains(&worker)
+    }
+
     fn own_copy(&mut self, work: &ExpertWork) -> Option<Result<ExpertResult, WorkerError>> {
         self.own.then(|| Ok(self.answer(work, false)))
     }
@@ -372,15 +387,7 @@ impl ExpertTransport for TestWorkers {
         let outcome = match act {
             Act::Answer | Act::AnswerOutputs => Ok(self.answer(&work, act == Act::AnswerOutputs)),
             Act::Silence => return self.receive(deadline),
-            Act::Lie => {
-                let mut result = self.answer(&work, false);
-                if let Some(Payload::Accumulators(bytes)) = &mut result.payload {
-                    let mut changed = bytes.to_vec();
-                    changed[0] ^= 1;
-                    *bytes = changed.into();
-                }
-                Ok(result)
-            }
+            Act::Lie => Ok(self.lie(&work)),
             Act::Stale => {
                 let mut result = self.answer(&work, false);
                 if let Some(fence) = &mut result.fence {

@@ -24,7 +24,9 @@ mod dice;
 mod events;
 mod faults;
 mod network;
+mod operator;
 mod oracle;
+mod tally;
 mod transport;
 mod worker;
 mod world;
@@ -37,6 +39,7 @@ use std::{
     },
 };
 
+pub use tally::Tally;
 use world::World;
 
 /// Container of the model cluster.
@@ -63,11 +66,21 @@ pub enum Mutation {
     AuditsLeftOut,
     /// When two workers disagree, the wrong one is taken out of service.
     OtherAccused,
+    /// The bytes of two workers are taken for the same, whatever they are.
+    ComparisonBlind,
+    /// The answer to an earlier attempt is taken for that to the newest one, which may hold fewer rows.
+    OldAttemptAccepted,
+    /// What one worker takes in one message is believed of all.
+    LimitOfAnother,
+    /// Nobody tells which placement it follows, so that a store that went back is not noticed.
+    FollowsNotTold,
+    /// A worker is said to be drained when one coordinator does not count on it.
+    DrainAskedOfOne,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 12] = [
         Self::FenceNotChecked,
         Self::DuplicateAdded,
         Self::StaleEpochAccepted,
@@ -75,6 +88,11 @@ impl Mutation {
         Self::ReadyNotAwaited,
         Self::AuditsLeftOut,
         Self::OtherAccused,
+        Self::ComparisonBlind,
+        Self::OldAttemptAccepted,
+        Self::LimitOfAnother,
+        Self::FollowsNotTold,
+        Self::DrainAskedOfOne,
     ];
 }
 
@@ -87,40 +105,6 @@ pub struct Violation {
     pub rule: String,
     /// What happened before; empty unless it was asked for.
     pub trace: Vec<String>,
-}
-
-/// What happened in schedules that broke no rule: shows that the faults do something.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Schedules.
-    pub schedules: u64,
-    /// Events in virtual time.
-    pub events: u64,
-    /// Faults.
-    pub faults: u64,
-    /// Steps that completed.
-    pub completed: u64,
-    /// Steps that ended as unavailable.
-    pub unavailable: u64,
-    /// Results that no coordinator waited for.
-    pub dropped: u64,
-    /// Works that workers refused as stale.
-    pub refused: u64,
-    /// Placements written.
-    pub generations: u64,
-}
-
-impl Tally {
-    fn add(&mut self, other: &Self) {
-        self.schedules += other.schedules;
-        self.events += other.events;
-        self.faults += other.faults;
-        self.completed += other.completed;
-        self.unavailable += other.unavailable;
-        self.dropped += other.dropped;
-        self.refused += other.refused;
-        self.generations += other.generations;
-    }
 }
 
 /// Runs one schedule.

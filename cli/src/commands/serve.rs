@@ -77,6 +77,8 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
                 .map_or_else(String::new, |port| port.advertised(reached)),
             container_digest: container.digest().to_owned(),
             incarnation: incarnation(),
+            in_force: 0,
+            follows: 0,
         }),
         ..remote(&config, address, dialer)
     };

@@ -70,7 +70,9 @@ impl Admin {
             status::worker(known, share.unwrap_or_default(), stats.workers.get(seat))
         };
         let (generation, next) = control.generations();
+        // A store that went back gets a placement above what is followed.
         let decided = record.as_ref().map_or(0, |record| record.generation);
+        let decided = decided.max(status::followed(&snapshot));
         GetStatusResponse {
             cluster: cluster.clone(),
             coordinator_id: coordinator_id.clone(),
@@ -80,7 +82,7 @@ impl Admin {
             // What has just been decided is about to be loaded.
             next_generation: (decided > generation).then_some(decided).or(next),
             workers: control.workers().into_iter().enumerate().map(worker).collect(),
-            coordinators: status::coordinators(&snapshot, coordinator_id),
+            coordinators: status::coordinators(&snapshot, coordinator_id, generation),
             complete: control.is_complete(),
             faults: Some(status::faults(&stats.faults, control.losses())),
         }
@@ -129,7 +131,7 @@ impl Admin {
         match error {
             RebalanceError::StoreAway => statuses::unavailable("STORE_AWAY", message, None),
             RebalanceError::NotLeader { leader } => {
-                let all = status::coordinators(&self.snapshot(), &self.parts.coordinator_id);
+                let all = status::coordinators(&self.snapshot(), &self.parts.coordinator_id, 0);
                 let at = all.into_iter().find(|coordinator| coordinator.id == *leader);
                 let at = at.map(|coordinator| coordinator.admin_endpoint).unwrap_or_default();
                 let message =

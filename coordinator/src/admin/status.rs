@@ -46,7 +46,7 @@ pub(super) fn store(store: &dyn MembershipStore, snapshot: &Snapshot) -> Store {
 }
 
 /// The coordinators that have registered; this one alone where nobody registers.
-pub(super) fn coordinators(snapshot: &Snapshot, own: &str) -> Vec<Coordinator> {
+pub(super) fn coordinators(snapshot: &Snapshot, own: &str, generation: u64) -> Vec<Coordinator> {
     let leader = leader(snapshot);
     let mut found: Vec<Coordinator> = snapshot
         .entries
@@ -54,16 +54,25 @@ pub(super) fn coordinators(snapshot: &Snapshot, own: &str) -> Vec<Coordinator> {
         .filter_map(|(key, entry)| Some((id_in(COORDINATORS, key)?, entry)))
         .map(|(id, entry)| {
             let record = serde_json::from_str::<CoordinatorRecord>(&entry.value);
-            let (endpoint, admin_endpoint) =
-                record.map(|record| (record.address, record.admin_address)).unwrap_or_default();
-            Coordinator { id: shown(id), endpoint, admin_endpoint, leads: leader == id }
+            let (endpoint, admin_endpoint, in_force) = record
+                .map(|record| (record.address, record.admin_address, record.in_force))
+                .unwrap_or_default();
+            let (id, leads) = (shown(id), leader == id);
+            Coordinator { id, endpoint, admin_endpoint, leads, generation: in_force }
         })
         .collect();
     if found.is_empty() {
         let (id, leads) = (own.to_owned(), leader == own);
-        found.push(Coordinator { id, leads, ..Coordinator::default() });
+        found.push(Coordinator { id, leads, generation, ..Coordinator::default() });
     }
     found
+}
+
+/// The highest generation that any coordinator follows.
+pub(super) fn followed(snapshot: &Snapshot) -> u64 {
+    let entries = snapshot.entries.iter().filter(|(key, _)| key.starts_with(COORDINATORS));
+    let records = entries.filter_map(|(_, entry)| serde_json::from_str(&entry.value).ok());
+    records.map(|record: CoordinatorRecord| record.follows).max().unwrap_or(0)
 }
 
 /// Experts that each worker holds first, and as a copy.

@@ -45,13 +45,17 @@ fn a_placement_that_cannot_be_read_is_said() {
 
 #[test]
 fn coordinators_are_those_that_registered_or_this_one() {
-    let alone = status::coordinators(&snapshot(&[(LEADER, "me".to_owned())]), "me");
+    let alone = status::coordinators(&snapshot(&[(LEADER, "me".to_owned())]), "me", 3);
     assert_eq!((alone.len(), &*alone[0].id, alone[0].leads), (1, "me", true));
+    assert_eq!(alone[0].generation, 3);
     let key = format!("{COORDINATORS}other");
-    let value = r#"{"address":"o:1","admin_address":"o:2","container_digest":"d","incarnation":1}"#;
+    let value = r#"{"address":"o:1","admin_address":"o:2","container_digest":"d","incarnation":1,"in_force":2,"follows":3}"#;
     let entries = [(LEADER, "other".to_owned()), (&*key, value.to_owned())];
-    let all = status::coordinators(&snapshot(&entries), "me");
+    let all = status::coordinators(&snapshot(&entries), "me", 3);
     assert_eq!((all.len(), &*all[0].admin_endpoint, all[0].leads), (1, "o:2", true));
+    assert_eq!(all[0].generation, 2, "what it says itself");
+    assert_eq!(status::followed(&snapshot(&entries)), 3);
+    assert_eq!(status::followed(&Snapshot::default()), 0);
 }
 
 #[test]

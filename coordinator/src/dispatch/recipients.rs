@@ -128,3 +128,59 @@ impl Recipients {
         now.checked_add(sick).unwrap_or(now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shimmer_kernels::{Isa, WeightFormat};
+    use shimmer_model::tiny::Preset;
+
+    use super::*;
+    use crate::test_support::{TestWorkers, kernels, tiny_model};
+
+    const LAYER: u32 = 1;
+    const EXPERT: u32 = 3;
+
+    /// Three workers, of which two hold each expert and all can read it, and how the expert's first owner is numbered.
+    fn workers() -> (TestWorkers, usize) {
+        let tiny = tiny_model(Preset::Glm4Moe, WeightFormat::Q8G64, WeightFormat::Q8G64);
+        let workers = TestWorkers::new(&tiny, kernels(Isa::Scalar).unwrap(), &[1.0; 3]).copied(2);
+        let first = workers.copies(LAYER, EXPERT)[0];
+        (workers, first)
+    }
+
+    fn chosen(workers: &TestWorkers, last_resorts: bool) -> Recipient {
+        let mut recipients = Recipients::default();
+        recipients.begin(3, workers.now());
+        recipients.choose(workers, LAYER, EXPERT, Except { tried: &[], last_resorts })
+    }
+
+    #[test]
+    fn copies_stand_in_before_drives_and_the_own_copy_after_them() {
+        let (workers, first) = workers();
+        let mut workers = workers.standing_in().with_own_copy();
+        let (second, third) = ((first + 1) % 3, (first + 2) % 3);
+        assert_eq!(chosen(&workers, true), Recipient::Worker(first));
+        workers.lose(first);
+        assert_eq!(chosen(&workers, true), Recipient::Worker(second), "it holds the expert");
+        workers.suspect(second);
+        assert_eq!(chosen(&workers, true), Recipient::Worker(third), "it reads the expert");
+        workers.suspect(third);
+        assert_eq!(chosen(&workers, true), Recipient::Own, "nobody serves in time");
+        assert_eq!(chosen(&workers, false), Recipient::Nobody, "an audit takes no last resort");
+    }
+
+    #[test]
+    fn whoever_is_late_is_asked_when_nobody_else_can_be() {
+        let (workers, first) = workers();
+        let mut workers = workers.standing_in();
+        let (second, third) = ((first + 1) % 3, (first + 2) % 3);
+        [first, second, third].into_iter().for_each(|worker| workers.suspect(worker));
+        assert_eq!(chosen(&workers, true), Recipient::Worker(first));
+        workers.lose(first);
+        assert_eq!(chosen(&workers, true), Recipient::Worker(second));
+        workers.lose(second);
+        assert_eq!(chosen(&workers, true), Recipient::Worker(third));
+        workers.lose(third);
+        assert_eq!(chosen(&workers, true), Recipient::Nobody);
+    }
+}

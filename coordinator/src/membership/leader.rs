@@ -12,6 +12,7 @@
 //! | a worker is gone | after [`Timings::replace_after`]; until then copies and stand-ins serve |
 //! | the link to a worker with a lease is down | after [`LEASED_PATIENCE`] times that: others may reach it |
 //! | the store is away | never |
+//! | the store lost its data or was restored, and a coordinator follows a later placement | [`Timings::debounce`] later |
 //!
 //! A placement that the workers cannot serve is never proposed.
 
@@ -137,8 +138,7 @@ pub struct Leader {
     pending: Option<Pending>,
     unseen: Unseen,
     facts: Facts,
-    /// Revision of the last placement that was looked at, and the highest generation of all: a store that lost its data
-    /// begins again above it.
+    /// Revision of the last placement that was looked at, and the highest generation of all: see [`Self::newest`].
     seen: (u64, u64),
     /// A write is out.
     in_flight: bool,
@@ -261,10 +261,10 @@ impl Leader {
                 return Decision { duty, ..Decision::default() };
             }
         };
-        let seen = self.seen.1;
+        let newest = self.newest(view);
         let base = |generation: u64, placed| Base {
             leader_revision,
-            generation: generation.max(seen),
+            generation: generation.max(newest),
             placed,
         };
         match Decided::read(snapshot, &self.config.container_digest, &self.config.layers) {
@@ -324,7 +324,7 @@ impl Leader {
         let input =
             PlacementInput { layers, candidates: &candidates, copies: *copies, heat: &view.heat };
         let rebalance = rebalance(&decided.placement, &input, max_moves)?;
-        let generation = decided.record.generation.max(self.seen.1);
+        let generation = decided.record.generation.max(self.newest(view));
         let base = Base { leader_revision, generation, placed: Some(decided.revision) };
         let reason = format!("rebalance: {} moves", rebalance.moves.len());
         let (record, write) = self.proposal(&rebalance.placement, &workers, base, reason);
@@ -339,6 +339,13 @@ impl Leader {
             let generation = record.map_or(0, |record| record.generation);
             self.seen = (entry.revision, self.seen.1.max(generation));
         }
+    }
+
+    /// The highest generation that this coordinator has seen, or that another one has: a store that lost its data knows less
+    /// than they do, and one that leads since then may, too.
+    fn newest(&self, view: &View) -> u64 {
+        let followed = view.coordinators.values().map(|coordinator| coordinator.follows).max();
+        followed.unwrap_or(0).max(self.seen.1)
     }
 
     fn step_down(&mut self) {
@@ -385,7 +392,13 @@ impl Leader {
         self.learn(view, decided);
         let workers = &decided.record.workers;
         let wish = Wish::later(view, workers, &mut self.unseen, replace_after, now);
-        let Some(reason) = self.difference(&wish.candidates, workers) else {
+        // A coordinator that follows a later one cannot go back: it gets one that is newer still.
+        let newest = base.generation;
+        let is_behind = decided.record.generation < newest;
+        let went_back =
+            || is_behind.then(|| format!("the store went back, from generation {newest} at least"));
+        let difference = self.difference(&wish.candidates, workers).or_else(went_back);
+        let Some(reason) = difference else {
             self.pending = None;
             return Decision { wake: wish.wake, ..Decision::default() };
         };
@@ -412,7 +425,8 @@ impl Leader {
                     let mut all = wish.candidates;
                     all.extend(wish.leaving);
                     all.sort_by(|a, b| a.id.cmp(&b.id));
-                    let Some(reason) = self.difference(&all, workers) else {
+                    let difference = self.difference(&all, workers).or_else(went_back);
+                    let Some(reason) = difference else {
                         return hindered(error);
                     };
                     match self.place(view, all, Some(decided)) {
@@ -421,7 +435,8 @@ impl Leader {
                     }
                 }
             };
-        if candidates.iter().map(|c| &c.id).eq(workers) && placement == decided.placement {
+        let is_same = candidates.iter().map(|c| &c.id).eq(workers);
+        if is_same && !is_behind && placement == decided.placement {
             // A worker that came back with a little more memory, say: nothing moves.
             self.facts.of = candidates.into_iter().map(|c| (c.id.clone(), c)).collect();
             self.pending = None;

@@ -14,13 +14,17 @@ use shimmer_proto::{
     expert::v1::WorkerHello,
     membership::{
         MembershipStore, Snapshot, StoreError, Write, Written,
-        records::{COORDINATORS, HEAT, HeatRecord, QUARANTINES, QuarantineRecord, WORKERS},
+        records::{
+            COORDINATORS, CoordinatorRecord, HEAT, HeatRecord, QUARANTINES, QuarantineRecord,
+            WORKERS,
+        },
     },
 };
 
 use tokio::sync::{mpsc, watch};
 
 use super::{
+    RemoteConfig,
     board::SeatFacts,
     handle::RebalanceOrder,
     link::{Carriers, Ground},
@@ -29,6 +33,7 @@ use super::{
 use crate::{
     membership::{
         decided::Decided,
+        followed::Followed,
         leader::{Duty, Leader, LeaderConfig},
         switch::{Numbered, Switch, SwitchAction},
         view::{Greeting, LinkFacts, View},
@@ -78,8 +83,10 @@ struct Control {
     switch: Switch,
     /// The session of each seat that the switch knows of.
     sessions: BTreeMap<usize, u64>,
-    /// Generation of the placement that was read last.
-    read: u64,
+    /// The placement that was taken up last.
+    followed: Followed,
+    /// What others were told last: the generation in force, and the one that is followed.
+    told: (u64, u64),
     /// What was complained of last, so that it is said once.
     complaints: Vec<String>,
     quarantine_at: Option<Instant>,
@@ -121,7 +128,8 @@ impl Control {
             leader,
             switch,
             sessions: BTreeMap::new(),
-            read: 0,
+            followed: Followed::default(),
+            told: (0, 0),
             complaints: Vec::new(),
             quarantine_at: None,
         }
@@ -134,9 +142,7 @@ impl Control {
     ) {
         let shutdown = self.ground.shutdown.clone();
         let id = self.ground.config.coordinator_id.clone();
-        if let Some(record) = &self.ground.config.announced {
-            self.announce(format!("{COORDINATORS}{id}"), record);
-        }
+        self.introduce();
         let mut snapshots = self.store.watch();
         let mut facts = self.ground.board.facts();
         let mut plans = self.ground.board.plans();
@@ -144,11 +150,18 @@ impl Control {
         let mut quarantine: Option<Pending> = None;
         while !shutdown.is_cancelled() {
             let snapshot = snapshots.borrow_and_update().clone();
-            let offered = plans.borrow_and_update().offered;
+            let (offered, in_force) = {
+                let plans = plans.borrow_and_update();
+                (plans.offered, plans.in_force.as_ref().map_or(0, |plan| plan.generation))
+            };
             self.carriers.take(self.ground.board.follow(&snapshot));
             let seats = facts.borrow_and_update().clone();
             let now = Instant::now();
             let (duty, wake) = self.consider(&snapshot, &seats, offered, now);
+            if self.told != (in_force, self.followed.follows()) {
+                self.told = (in_force, self.followed.follows());
+                self.introduce();
+            }
             let mut wake = wake.into_iter().chain(self.ground.board.seats_due()).min();
             if let Some(duty) = duty {
                 leading = Some(self.write(duty));
@@ -231,16 +244,13 @@ impl Control {
 
     /// Has a placement loaded that was written since the last look.
     fn follow_placement(&mut self, snapshot: &Snapshot, now: Instant) {
-        let decided = match Decided::read(snapshot, &self.digest, &self.layers) {
-            Ok(Some(decided)) if decided.record.generation > self.read => decided,
-            // The leader says what is wrong with one that cannot be used.
-            _ => return,
-        };
+        // The leader says what is wrong with one that cannot be used.
+        let Ok(decided) = Decided::read(snapshot, &self.digest, &self.layers) else { return };
+        let Some(decided) = self.followed.news(decided) else { return };
         let generation = decided.record.generation;
         let board = &self.ground.board;
         let Some((seats, made)) = board.seats_of(&decided.record.workers) else { return };
         self.carriers.take(made);
-        self.read = generation;
         let count = seats.iter().max().map_or(0, |&last| last + 1);
         let placement = Arc::new(decided.placement.reseated(&seats, count));
         tracing::info!(
@@ -249,6 +259,7 @@ impl Control {
             leader = decided.record.leader,
             "placement"
         );
+        self.followed.took(decided.record);
         let numbered = Numbered { generation, placement: Arc::clone(&placement) };
         if !self.switch.new_record(numbered, now).is_empty() || self.is_next(generation) {
             board.plan(|plans| plans.prepare(Plan::new(generation, placement)));
@@ -276,6 +287,16 @@ impl Control {
             seen.entries.retain(|key, _| !key.starts_with(WORKERS));
         }
         seen
+    }
+
+    /// Tells others about this coordinator, if it is one of theirs.
+    fn introduce(&self) {
+        let RemoteConfig { coordinator_id, announced, .. } = &*self.ground.config;
+        if let Some(record) = announced.clone() {
+            let (in_force, follows) = self.told;
+            let record = CoordinatorRecord { in_force, follows, ..record };
+            self.announce(format!("{COORDINATORS}{coordinator_id}"), &record);
+        }
     }
 
     fn announce(&self, key: String, record: &impl serde::Serialize) {

@@ -52,3 +52,51 @@ impl HeatKeeper {
         self.out.send_replace(self.counter.record());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shimmer_proto::expert::v1::Identity;
+
+    use super::*;
+    use crate::transport::ClusterLayer;
+
+    fn keeper() -> (HeatKeeper, watch::Receiver<HeatRecord>) {
+        let layer = ClusterLayer { layer: 2, slab_bytes: 1, self_tests: vec![[0; 16]; 4] };
+        let layers = vec![layer];
+        let model = ClusterModel { identity: Identity::default(), row_bytes: 1, hidden: 1, layers };
+        let (out, told) = watch::channel(HeatRecord { layers: Vec::new() });
+        (HeatKeeper::new(&model, out), told)
+    }
+
+    fn work(experts: &[u32], rows: &[u32]) -> ExpertWork {
+        let (experts, item_rows) = (experts.to_vec(), rows.to_vec());
+        ExpertWork { experts, item_rows, ..ExpertWork::default() }
+    }
+
+    #[test]
+    fn others_are_told_now_and_then_and_only_what_is_new() {
+        let (mut keeper, mut told) = keeper();
+        let start = keeper.told;
+        keeper.publish(start + EVERY);
+        assert!(!told.has_changed().unwrap(), "nothing was counted");
+        keeper.count(2, &work(&[0, 3], &[5, 1]));
+        keeper.count(2, &work(&[3], &[2]));
+        keeper.publish(start + EVERY - Duration::from_millis(1));
+        assert!(!told.has_changed().unwrap(), "it is too early");
+        keeper.publish(start + EVERY);
+        assert_eq!(told.borrow_and_update().layers, [(2, vec![5.0, 0.0, 0.0, 3.0])]);
+        keeper.publish(start + EVERY * 2);
+        assert!(!told.has_changed().unwrap(), "nothing was counted since");
+    }
+
+    #[test]
+    fn what_was_used_a_half_life_ago_counts_half() {
+        let (mut keeper, told) = keeper();
+        let start = keeper.told;
+        keeper.count(2, &work(&[1], &[8]));
+        keeper.publish(start + EVERY);
+        keeper.count(2, &work(&[2], &[1]));
+        keeper.publish(start + EVERY + HALF_LIFE);
+        assert_eq!(told.borrow().layers, [(2, vec![0.0, 4.0, 1.0, 0.0])]);
+    }
+}

@@ -257,3 +257,77 @@ async fn interrupted(
         () = shutdown.cancelled() => Interrupt::Shutdown,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use shimmer_proto::{
+        expert::v1::Identity,
+        membership::{
+            Entry, Snapshot,
+            records::{WORKERS, WorkerRecord},
+        },
+    };
+
+    use super::*;
+
+    /// A link to a worker that the membership store names.
+    fn link() -> Link {
+        let model = Arc::new(ClusterModel {
+            identity: Identity::default(),
+            row_bytes: 1,
+            hidden: 1,
+            layers: Vec::new(),
+        });
+        let board = Arc::new(Board::new(&model, &[], false, Duration::ZERO));
+        let record = WorkerRecord {
+            address: "a:1".to_owned(),
+            host: String::new(),
+            weight: 1.0,
+            ram_budget_bytes: 0,
+            absent_layers: Vec::new(),
+            container_digest: String::new(),
+            incarnation: 1,
+            draining: false,
+        };
+        let value = serde_json::to_string(&record).unwrap();
+        let entry = Entry { value, ..Entry::default() };
+        let entries = BTreeMap::from([(format!("{WORKERS}a"), entry)]);
+        let NewSeat { worker, lane, orders } =
+            board.follow(&Snapshot { entries, ..Snapshot::default() }).pop().unwrap();
+        Link {
+            worker,
+            epoch: 1,
+            config: Arc::default(),
+            model,
+            board,
+            lane,
+            events: crossbeam_channel::bounded(1).0,
+            shutdown: CancellationToken::new(),
+            orders,
+        }
+    }
+
+    #[test]
+    fn a_link_that_is_held_says_so_and_keeps_nobody_waiting() {
+        let mut link = link();
+        let board = Arc::clone(&link.board);
+        board.quarantine(link.worker, "it lied");
+        let (said, told) = std::sync::mpsc::channel();
+        // On a thread of its own: one that holds what it waits for would stand still for ever.
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    _ = link.called() => panic!("it is held"),
+                    () = std::future::ready(()) => {}
+                }
+            });
+            said.send(link.board.told(link.worker)).unwrap();
+        });
+        let told = told.recv_timeout(Duration::from_secs(60)).expect("the link waits for itself");
+        assert_eq!(told, (LinkState::Quarantined, "it lied".to_owned()));
+    }
+}

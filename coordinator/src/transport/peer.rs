@@ -172,3 +172,39 @@ impl Peer {
         self.adopted.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer() -> Peer {
+        let member = Member {
+            name: "a".to_owned(),
+            holder: 0,
+            lane: Arc::default(),
+            absent_layers: Arc::default(),
+            weight: 1.0,
+        };
+        Peer::new(&member, &RemoteConfig::default())
+    }
+
+    fn out(part: u32) -> Out {
+        let fence = Fence { part, ..Fence::default() };
+        Out { fence, rows: 1, sent: Instant::now(), limit: Duration::from_secs(1) }
+    }
+
+    #[test]
+    fn the_end_of_a_session_is_news_for_who_waits_for_work_or_a_proof() {
+        let mut peer = peer();
+        assert!(!peer.awaits(0), "nothing went out");
+        peer.sent(7, out(0));
+        assert!(peer.awaits(7) && !peer.awaits(6));
+        peer.settled(0, Instant::now());
+        assert!(!peer.awaits(7), "everything is answered");
+        peer.prove();
+        assert!(peer.awaits(7), "it owes no answer, but a proof");
+        assert!(!peer.awaits(6), "an earlier session has no part in it");
+        peer.forget_work();
+        assert!(!peer.awaits(7), "it is heard of once");
+    }
+}

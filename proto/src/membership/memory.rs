@@ -39,6 +39,10 @@ pub struct MemoryCluster {
     shared: Arc<Shared>,
 }
 
+/// What a store held at some time.
+#[derive(Debug, Clone)]
+pub struct Backup(Model);
+
 /// One member's connection to the store. Dropping it is the death of the member: its lease runs out.
 #[derive(Debug)]
 pub struct MemoryStore {
@@ -61,6 +65,8 @@ struct State {
     stopped: bool,
     members: BTreeMap<u64, Member>,
     joined: u64,
+    /// Leases that a backup brought back and that no member has, and when they run out.
+    orphans: Vec<(u64, Duration)>,
 }
 
 #[derive(Debug)]
@@ -147,11 +153,30 @@ impl MemoryCluster {
 
     /// The store loses everything, as if it had been set up again.
     pub fn wipe(&self) {
+        self.replace(&Backup(Model::default()));
+    }
+
+    /// What the store holds now, to be restored later.
+    pub fn backup(&self) -> Backup {
+        Backup(self.shared.lock().model.clone())
+    }
+
+    /// The store is restored from a backup: revisions go back, and leases of that time have their full time again.
+    pub fn restore(&self, backup: &Backup) {
+        self.replace(backup);
+    }
+
+    /// Another store under the same address: watches and requests to the one before have ended.
+    fn replace(&self, backup: &Backup) {
         let mut state = self.shared.lock();
-        state.model.wipe();
+        let mut leases = state.model.restore(&backup.0);
         for member in state.members.values_mut() {
-            member.lease = None;
+            member.lease = member.lease.filter(|lease| leases.remove(lease));
+            member.blind = false;
+            member.late.clear();
         }
+        let until = state.now + self.shared.ttl;
+        state.orphans = leases.into_iter().map(|lease| (lease, until)).collect();
         state.settle(self.shared.ttl);
     }
 
@@ -315,6 +340,10 @@ impl State {
             }
         }
         self.members.retain(|_, member| !member.dead || member.lease.is_some());
+        let (now, stopped) = (self.now, self.stopped);
+        for (lease, _) in self.orphans.extract_if(.., |(_, until)| !stopped && *until <= now) {
+            self.model.revoke(lease);
+        }
         self.publish();
     }
 

@@ -1,11 +1,11 @@
 //! Keys, revisions and leases as etcd has them, as a plain value: what the stores without an etcd are made of.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Condition, Entry, Write, Written};
 
 /// The keys of one cluster.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Model {
     revision: u64,
     entries: BTreeMap<String, Entry>,
@@ -69,10 +69,12 @@ impl Model {
         Written::Done(self.revision())
     }
 
-    /// Loses everything, revisions as well: a store that was set up again.
-    pub(super) fn wipe(&mut self) {
-        self.entries.clear();
-        self.revision = 0;
+    /// Holds what it held at some time, revisions as well: a store that was restored from a backup. Gives the leases that
+    /// keys hang on.
+    pub(super) fn restore(&mut self, from: &Self) -> BTreeSet<u64> {
+        self.entries.clone_from(&from.entries);
+        self.revision = from.revision;
+        self.entries.values().map(|entry| entry.lease).filter(|&lease| lease != 0).collect()
     }
 }
 

@@ -62,6 +62,13 @@ pub struct CoordinatorRecord {
     pub container_digest: String,
     /// Differs each time the process starts.
     pub incarnation: u64,
+    /// Generation of the placement that its work goes by; 0 before the first one.
+    #[serde(default)]
+    pub in_force: u64,
+    /// The least generation by which the store's placement is the one that it follows. A store that lost its data, or was
+    /// restored from a backup, may hold an earlier one, which it cannot go back to.
+    #[serde(default)]
+    pub follows: u64,
 }
 
 /// Who holds what. A generation is written once and never changed.

@@ -1,6 +1,7 @@
 //! A model coordinator: the real cores of leadership, membership, switching and dispatch, told what happens by the world.
 
 mod check;
+mod step;
 
 use std::{
     collections::BTreeMap,
@@ -9,27 +10,23 @@ use std::{
 };
 
 use shimmer_coordinator::{
-    dispatch::{Exchange, FaultCounts, FaultPolicy, LayerRound, Reach, Standing},
-    fence::Verdict,
-    gating::{Choices, RowFaults},
+    dispatch::{Exchange, FaultPolicy, Standing},
     membership::{
         decided::Decided,
+        followed::Followed,
         leader::{Duty, Leader, LeaderConfig, Timings},
         switch::{Numbered, Switch, SwitchAction},
         view::{Greeting, LinkFacts, View},
     },
     placement::{Candidate, PlacedLayer},
 };
-use shimmer_kernels::{
-    ActivationFormat, ActivationRows, Kernels,
-    gating::{GatingRule, Score},
-};
-use shimmer_proto::{
-    expert::v1::{ExpertResult, ExpertWork, WorkerError, expert_result::Payload},
-    membership::{
-        MembershipStore as _, Snapshot,
-        memory::{MemoryCluster, MemoryStore},
-        records::{LEADER, PLACEMENT, PlacementRecord, WORKERS},
+use shimmer_kernels::Kernels;
+use shimmer_proto::membership::{
+    Entry, MembershipStore as _, Snapshot, Written,
+    memory::{MemoryCluster, MemoryStore},
+    records::{
+        COORDINATORS, CoordinatorRecord, HEAT, HeatRecord, LEADER, PLACEMENT, PlacementRecord,
+        WORKERS,
     },
 };
 use shimmer_worker::generations::Stamp;
@@ -37,12 +34,13 @@ use tokio::sync::watch;
 
 use super::{
     DIGEST, EXPERTS, LAYERS, Mutation,
-    arithmetic::HIDDEN,
-    dice::Dice,
+    dice::mix,
     oracle::Oracle,
+    tally::Tally,
     transport::ModelTransport,
     worker::{ModelWorker, Order, Owned},
 };
+pub(super) use step::Step;
 
 /// Longest wait for a layer. Enough for two workers, one after the other, to be found silent.
 pub(super) const DEADLINE: Duration = Duration::from_secs(6);
@@ -82,40 +80,32 @@ pub(super) struct ModelCoordinator {
     changed: bool,
     wake: Option<Instant>,
     records: BTreeMap<u64, PlacementRecord>,
-    placed: u64,
+    /// The entry of the store that was looked at last.
+    placed: Option<Entry>,
+    followed: Followed,
+    /// What others were told last: the generation in force, and the one that is followed.
+    told: Option<(u64, u64)>,
     pub(super) step: Option<Step>,
     steps: u64,
     pub(super) rounds: u64,
-    pub(super) done: u64,
-    pub(super) failed: u64,
     pub(super) last_done: Duration,
-    /// A worker computes other bytes.
-    pub(super) lied_to: bool,
+    /// Share of messages that are to be computed by two workers, in ten thousandths.
+    audit_per_10k: u32,
+    /// Who computes other bytes.
+    pub(super) liar: Option<usize>,
+    /// What happened in this run.
+    tally: Tally,
 }
 
-/// The step under way.
-#[derive(Debug)]
-pub(super) struct Step {
-    layer: u32,
-    rows: Vec<f32>,
-    activations: ActivationRows,
-    choices: Choices,
-    faults: RowFaults,
-    /// Rows that had failed before this layer.
-    failed: Vec<bool>,
-    pub(super) round: u64,
-    pub(super) begun: Instant,
-    pub(super) due: Option<Instant>,
-    /// Workers that something happened to since the layer began.
-    pub(super) disturbed: Vec<bool>,
-    /// What went to whom in this layer.
-    sent: Vec<(usize, ExpertWork)>,
-    /// What a planted bug adds.
-    extra: Vec<i64>,
-    /// What was counted when the layer began.
-    counts: FaultCounts,
-    /// Some worker computed other bytes during the layer.
-    lied_to: bool,
+/// What all coordinators of a cluster have in common.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// Of the schedule.
+    pub(super) seed: u64,
+    pub(super) copies: usize,
+    /// Share of messages that are to be computed by two workers, in ten thousandths.
+    pub(super) audit_per_10k: u32,
+    pub(super) mutation: Option<Mutation>,
 }
 
 impl ModelCoordinator {
@@ -124,11 +114,11 @@ impl ModelCoordinator {
         epoch: u64,
         workers: &[ModelWorker],
         cluster: &MemoryCluster,
-        [copies, audit_per_10k]: [usize; 2],
+        shape: Shape,
         now: Instant,
     ) -> Self {
+        let Shape { seed, copies, audit_per_10k, mutation } = shape;
         let id = format!("c{index}");
-        let ids: Vec<String> = workers.iter().map(|worker| worker.id.clone()).collect();
         let store = cluster.member();
         let ms = Duration::from_millis;
         let config = LeaderConfig {
@@ -147,8 +137,16 @@ impl ModelCoordinator {
         let link =
             || Link { session: None, since: now, greeted: false, stumbles: 0, readied: false };
         // A burst of late workers is no reason to stop asking others: the pause would hide what hedges do wrong.
-        let audit_per_10k = u32::try_from(audit_per_10k).expect("at most all");
-        let policy = FaultPolicy { hedge_share: 1.0, audit_per_10k, ..FaultPolicy::default() };
+        let policy = FaultPolicy {
+            hedge_share: 1.0,
+            // A planted bug: nothing is compared, though it was asked for.
+            audit_per_10k: if mutation == Some(Mutation::AuditsLeftOut) {
+                0
+            } else {
+                audit_per_10k
+            },
+            ..FaultPolicy::default()
+        };
         let kernels = Kernels::new(None).expect("the best kernels run anywhere");
         Self {
             id,
@@ -160,21 +158,35 @@ impl ModelCoordinator {
             leader: Leader::new(config),
             switch: Switch::new(PATIENCE),
             exchange: Exchange::new(kernels, policy),
-            transport: ModelTransport::new(&ids, epoch, now),
-            links: ids.iter().map(|_| link()).collect(),
+            transport: ModelTransport::new(workers, epoch, mutation, now),
+            links: workers.iter().map(|_| link()).collect(),
             hosts: workers.iter().map(|worker| worker.host.clone()).collect(),
             changed: true,
             wake: None,
             records: BTreeMap::new(),
-            placed: 0,
+            placed: None,
+            followed: Followed::default(),
+            told: None,
             step: None,
-            steps: 0,
+            // Which messages are compared follows from the number of the step, too.
+            steps: mix(epoch.wrapping_add(seed)) >> 24,
             rounds: 0,
-            done: 0,
-            failed: 0,
             last_done: Duration::ZERO,
-            lied_to: false,
+            audit_per_10k,
+            liar: None,
+            tally: Tally::default(),
         }
+    }
+
+    /// What happened in this run so far.
+    pub(super) fn tally(&self) -> Tally {
+        let mut tally = self.tally.clone();
+        tally.dispatch(self.exchange.counts());
+        let dropped = self.transport.ledger.dropped();
+        tally.count("results dropped as doubled", dropped.duplicate);
+        tally.count("results dropped as stale", dropped.stale);
+        tally.count("results dropped as unknown", dropped.unknown);
+        tally
     }
 
     /// What it is at, for a trace.
@@ -237,19 +249,72 @@ impl ModelCoordinator {
             self.leader.settled(&outcome, now);
             self.changed = true;
         }
-        self.learn(now, mutation)
+        self.learn(now, mutation)?;
+        self.introduce(mutation);
+        Ok(())
+    }
+
+    /// Tells others by which placement it works and which one it follows, if that has changed.
+    fn introduce(&mut self, mutation: Option<Mutation>) {
+        let told = (self.generation(), self.followed.follows());
+        if self.told.replace(told) == Some(told) {
+            return;
+        }
+        let (in_force, mut follows) = told;
+        if mutation == Some(Mutation::FollowsNotTold) {
+            follows = 0;
+        }
+        let record = CoordinatorRecord {
+            address: String::new(),
+            admin_address: String::new(),
+            container_digest: DIGEST.to_owned(),
+            incarnation: self.epoch,
+            in_force,
+            follows,
+        };
+        let value = serde_json::to_string(&record).expect("a record is plain data");
+        self.store.announce(&format!("{COORDINATORS}{}", self.id), value);
+    }
+
+    /// An operator asks it to level the load; whether it wrote a placement for that.
+    pub(super) fn rebalance(
+        &mut self,
+        cluster: &MemoryCluster,
+        oracle: &mut Oracle,
+        heat: HeatRecord,
+    ) -> Result<bool, String> {
+        let value = serde_json::to_string(&heat).expect("a record is plain data");
+        self.store.announce(&format!("{HEAT}{}", self.id), value);
+        let snapshot = self.store.watch().borrow().clone();
+        let links: Vec<LinkFacts> = (0..self.links.len()).filter_map(|w| self.facts(w)).collect();
+        let view = View::new(&snapshot, &links, DIGEST);
+        let Ok(plan) = self.leader.rebalance(&view, &snapshot, 4) else { return Ok(false) };
+        if plan.rebalance.moves.is_empty() {
+            return Ok(false);
+        }
+        let before = cluster.snapshot();
+        let outcome = self.store.write_now(&plan.write.conditions, plan.write.writes);
+        oracle.check(&before, &cluster.snapshot())?;
+        Ok(matches!(outcome, Ok(Written::Done(_))))
+    }
+
+    /// Whether the placement in force names a worker.
+    pub(super) fn counts_on(&self, worker: usize) -> bool {
+        self.transport.placement.shares().get(worker).is_some_and(|&share| share > 0)
     }
 
     /// Takes up a placement that is new in the store.
     fn learn(&mut self, now: Instant, mutation: Option<Mutation>) -> Result<(), String> {
-        let revision = self.snapshot.entries.get(PLACEMENT).map_or(0, |entry| entry.revision);
-        if revision == self.placed {
+        let entry = self.snapshot.entries.get(PLACEMENT);
+        if entry == self.placed.as_ref() {
             return Ok(());
         }
-        self.placed = revision;
+        self.placed = entry.cloned();
         let decided = Decided::read(&self.snapshot, DIGEST, &layers())
             .map_err(|error| format!("{}: {error}", self.id))?;
-        let Some(Decided { record, placement, .. }) = decided else { return Ok(()) };
+        let Some(decided) = self.followed.news(decided) else { return Ok(()) };
+        self.followed.took(decided.record.clone());
+        let Decided { record, placement, .. } = decided;
         let seat = |id: &String| id[1..].parse::<usize>().expect("ids are w0, w1, ...");
         let seats: Vec<usize> = record.workers.iter().map(seat).collect();
         let placement = Arc::new(placement.reseated(&seats, self.links.len()));
@@ -394,9 +459,9 @@ impl ModelCoordinator {
 
     /// A worker computes other bytes from now on.
     pub(super) fn distrust(&mut self, worker: usize) {
-        self.lied_to = true;
+        self.liar = Some(worker);
         if let Some(step) = &mut self.step {
-            step.lied_to = true;
+            step.liar = Some(worker);
         }
         self.disturb(worker);
     }
@@ -406,186 +471,6 @@ impl ModelCoordinator {
         let able = |&worker: &usize| self.transport.standings[worker] != Standing::Away;
         self.generation() > 0
             && self.transport.placement.experts().all(|(_, _, copies)| copies.iter().any(able))
-    }
-
-    pub(super) fn begin_step(&mut self, dice: &mut Dice, now: Instant) {
-        self.steps += 1;
-        let count = 1 + dice.below(3);
-        let mut faults = RowFaults::default();
-        faults.reset(count);
-        self.step = Some(Step {
-            layer: 0,
-            rows: Vec::new(),
-            activations: ActivationRows::new(),
-            choices: Choices::default(),
-            faults,
-            failed: vec![false; count],
-            round: 0,
-            begun: now,
-            due: None,
-            disturbed: Vec::new(),
-            sent: Vec::new(),
-            extra: Vec::new(),
-            counts: FaultCounts::default(),
-            lied_to: false,
-        });
-        self.begin_round(count, dice, now);
-    }
-
-    fn begin_round(&mut self, count: usize, dice: &mut Dice, now: Instant) {
-        self.rounds += 1;
-        let (steps, away) = (self.steps, self.away());
-        let step = self.step.as_mut().expect("a step is under way");
-        let number = |row: usize| u16::try_from(steps * 4 + row as u64).expect("steps are few");
-        step.rows = (0..count).flat_map(|row| [f32::from(number(row)), 0.5]).collect();
-        let kernels = Kernels::new(None).expect("the best kernels run anywhere");
-        step.activations.set(&kernels, ActivationFormat::F32, &step.rows, count, HIDDEN);
-        let logits: Vec<f32> = (0..count * EXPERTS as usize)
-            .map(|_| f32::from(u8::try_from(dice.below(64)).expect("below 64")))
-            .collect();
-        let rule = GatingRule {
-            score: Score::Sigmoid,
-            top_k: 2,
-            groups: 1,
-            groups_kept: 1,
-            normalise: true,
-            normalise_eps: 0.0,
-            scale: 1.0,
-        };
-        step.choices.choose(&rule, &logits, EXPERTS as usize, None, step.layer, &mut step.faults);
-        step.failed = (0..count).map(|row| step.faults.has(row)).collect();
-        (step.round, step.begun, step.due) = (self.rounds, now, None);
-        step.disturbed = away;
-        step.sent.clear();
-        step.extra = vec![0; count * HIDDEN];
-        (step.counts, step.lied_to) = (*self.exchange.counts(), self.lied_to);
-        self.drive(now, Exchange::begin);
-    }
-
-    fn away(&self) -> Vec<bool> {
-        self.transport.standings.iter().map(|&standing| standing != Standing::Serving).collect()
-    }
-
-    /// Tells the exchange something about the round under way.
-    fn drive(&mut self, now: Instant, tell: impl FnOnce(&mut Exchange, &mut Reach<'_>)) {
-        let Self { exchange, transport, step, steps, .. } = self;
-        let Some(step) = step else { return };
-        let round = LayerRound {
-            step: *steps,
-            layer: step.layer,
-            activations: &step.activations,
-            choices: &step.choices,
-            hints: None,
-            deadline: DEADLINE,
-        };
-        transport.now = now;
-        let before = transport.outbox.len();
-        let mut reach = Reach { transport, round: &round, faults: &mut step.faults, now };
-        tell(exchange, &mut reach);
-        let due = exchange.due(&reach);
-        step.due = (!exchange.is_done()).then_some(due);
-        for (worker, order) in &self.transport.outbox[before..] {
-            if let Order::Work(work) = order {
-                step.sent.push((*worker, (**work).clone()));
-            }
-        }
-    }
-
-    pub(super) fn tick(&mut self, now: Instant) {
-        if self.step.as_ref().is_some_and(|step| step.due.is_some_and(|due| due <= now)) {
-            self.drive(now, Exchange::tick);
-        }
-    }
-
-    /// A reply has arrived.
-    pub(super) fn reply(
-        &mut self,
-        worker: usize,
-        mut outcome: Result<ExpertResult, WorkerError>,
-        mutation: Option<Mutation>,
-        now: Instant,
-    ) {
-        let fence = match &outcome {
-            Ok(result) => result.fence,
-            Err(error) => error.fence,
-        };
-        let mut verdict = self.transport.ledger.settle(worker, fence.as_ref());
-        if let (Verdict::Duplicate, Some(Mutation::DuplicateAdded), Ok(result)) =
-            (verdict, mutation, &outcome)
-        {
-            self.add_again(worker, result);
-        }
-        if let (Some(Mutation::FenceNotChecked), Ok(result), Some(step)) =
-            (mutation, &mut outcome, &self.step)
-            && verdict != Verdict::Accept
-        {
-            // Whatever comes answers what is out.
-            let mut sent =
-                step.sent.iter().filter(|(to, _)| *to == worker).map(|(_, work)| work.fence);
-            if let Some(fence) = sent.find(|fence| {
-                self.transport.ledger.settle(worker, fence.as_ref()) == Verdict::Accept
-            }) {
-                (result.fence, verdict) = (fence, Verdict::Accept);
-            }
-        }
-        if verdict != Verdict::Accept {
-            return;
-        }
-        if self.transport.standings[worker] == Standing::Suspect {
-            self.transport.standings[worker] = Standing::Serving;
-        }
-        let reply = shimmer_coordinator::dispatch::Reply { worker, outcome };
-        self.drive(now, |exchange, reach| exchange.reply(reach, reply));
-    }
-
-    /// The planted bug: a second answer enters the sums as well.
-    fn add_again(&mut self, worker: usize, result: &ExpertResult) {
-        let Some(step) = &mut self.step else { return };
-        let Some(Payload::Accumulators(bytes)) = &result.payload else { return };
-        let of = |(to, work): &&(usize, ExpertWork)| *to == worker && work.fence == result.fence;
-        let Some((_, work)) = step.sent.iter().find(of) else { return };
-        let sums = bytes.as_chunks::<8>().0;
-        for (row, values) in work.rows.as_chunks::<4>().0.chunks(HIDDEN).enumerate() {
-            let value = f32::from_le_bytes(values[0]);
-            let Some(place) =
-                step.rows.chunks(HIDDEN).position(|row| row[0].to_bits() == value.to_bits())
-            else {
-                continue;
-            };
-            for column in 0..HIDDEN {
-                step.extra[place * HIDDEN + column] +=
-                    i64::from_le_bytes(sums[row * HIDDEN + column]);
-            }
-        }
-    }
-
-    /// Ends the layer if everything is answered, and begins the next one. True at the end of the step.
-    pub(super) fn advance(
-        &mut self,
-        dice: &mut Dice,
-        world: Duration,
-        now: Instant,
-    ) -> Result<bool, String> {
-        if self.step.is_none() || !self.exchange.is_done() {
-            return Ok(false);
-        }
-        self.check_layer()?;
-        let step = self.step.as_mut().expect("a step is under way");
-        step.layer += 1;
-        let count = step.failed.len();
-        let alive = (0..count).any(|row| !step.faults.has(row));
-        if step.layer < LAYERS && alive {
-            self.begin_round(count, dice, now);
-            return Ok(false);
-        }
-        let failed = (0..count).any(|row| step.faults.has(row));
-        (self.done, self.failed) =
-            (self.done + u64::from(!failed), self.failed + u64::from(failed));
-        if !failed {
-            self.last_done = world;
-        }
-        self.step = None;
-        Ok(true)
     }
 }
 

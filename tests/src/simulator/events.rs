@@ -2,11 +2,9 @@
 
 use std::{cmp::Ordering, time::Duration};
 
-use shimmer_proto::expert::v1::{ExpertResult, WorkerError};
-
 use super::{
     faults::Fault,
-    worker::{Order, Owned},
+    worker::{Answer, Order, Owned},
 };
 
 /// Something that happens at a time.
@@ -16,6 +14,8 @@ pub(super) enum Event {
     Fault(Fault),
     Heal(Fault),
     HealAll,
+    /// Somebody keeps a copy of what the store holds.
+    Backup,
     /// A coordinator tries to connect.
     Connect {
         coordinator: usize,
@@ -53,7 +53,7 @@ pub(super) enum Event {
         coordinator: usize,
         worker: usize,
         session: u64,
-        outcome: Box<Result<ExpertResult, WorkerError>>,
+        answer: Box<Answer>,
     },
     /// A worker could not prove itself.
     Disproved {

@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use shimmer_proto::membership::{
-    Write,
-    memory::WriteFault,
-    records::{DRAINS, LEADER},
-};
+use shimmer_proto::membership::{memory::WriteFault, records::LEADER};
 
 use super::{events::Event, world::World};
 
@@ -37,14 +33,54 @@ pub(super) enum Fault {
     WorkerLeaseLost { worker: usize },
     /// The store answers nobody.
     StoreStopped,
+    /// The store loses everything, as if it had been set up again.
+    StoreWiped,
+    /// The store is restored from a backup, if there is one.
+    StoreRestored,
     /// A write of a coordinator is lost, its answer is, or it comes late.
     WriteLost { coordinator: usize, kind: usize },
     /// A coordinator's clock goes ahead.
     ClockJump { coordinator: usize, ms: u64 },
     /// An operator drains a worker.
     Drain { worker: usize },
+    /// An operator drains a worker, and stops it when it is said to be drained.
+    DrainAndStop { worker: usize },
+    /// An operator has the load levelled.
+    Rebalance,
     /// A worker computes other bytes until its process is started again and it is readmitted.
     Lies { worker: usize },
+}
+
+impl Fault {
+    /// What it is counted as.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Crash { .. } => "crashes",
+            Self::Pause { .. } => "pauses",
+            Self::Slow { .. } => "slow workers",
+            Self::Cut { to: true, from: true, .. } => "cuts in both directions",
+            Self::Cut { to: true, .. } => "cuts to a worker",
+            Self::Cut { .. } => "cuts from a worker",
+            Self::Reset { .. } => "resets",
+            Self::Restart { .. } => "restarts of a coordinator",
+            Self::StoreCut { .. } => "cuts to the store",
+            Self::Blind { .. } => "views that stand still",
+            Self::LeaseLost { .. } => "leases of coordinators that end",
+            Self::Deposed => "leaders deposed",
+            Self::WorkerLeaseLost { .. } => "leases of workers that end",
+            Self::StoreStopped => "stops of the store",
+            Self::StoreWiped => "stores wiped",
+            Self::StoreRestored => "stores restored",
+            Self::WriteLost { kind: 0, .. } => "writes lost",
+            Self::WriteLost { kind: 1, .. } => "answers to writes lost",
+            Self::WriteLost { .. } => "writes that are late",
+            Self::ClockJump { .. } => "jumps of a clock",
+            Self::Drain { .. } => "drains",
+            Self::DrainAndStop { .. } => "drains to stop a worker",
+            Self::Rebalance => "rebalances asked for",
+            Self::Lies { .. } => "liars",
+        }
+    }
 }
 
 impl World {
@@ -57,7 +93,9 @@ impl World {
             let at = self.dice.ms(300, end);
             self.at(at, Event::Fault(fault));
         }
-        if self.audits && self.workers.len() > 1 {
+        let at = self.dice.ms(1000, end);
+        self.at(at, Event::Backup);
+        if self.audit_per_10k > 0 && self.workers.len() > 1 {
             let worker = self.dice.below(self.workers.len());
             let at = self.dice.ms(300, end);
             self.at(at, Event::Fault(Fault::Lies { worker }));
@@ -67,7 +105,7 @@ impl World {
     fn draw(&mut self) -> Fault {
         let worker = self.dice.below(self.workers.len());
         let coordinator = self.dice.below(self.coordinators.len());
-        match self.dice.below(20) {
+        match self.dice.below(24) {
             0..=2 => Fault::Crash { worker },
             3 => Fault::Pause { worker },
             4 => Fault::Slow { worker },
@@ -88,12 +126,17 @@ impl World {
                 Fault::ClockJump { coordinator, ms }
             }
             17 | 18 => Fault::Deposed,
-            _ => Fault::Drain { worker },
+            19 => Fault::Drain { worker },
+            20 => Fault::DrainAndStop { worker },
+            21 => Fault::Rebalance,
+            22 => Fault::StoreWiped,
+            _ => Fault::StoreRestored,
         }
     }
 
     pub(super) fn begin(&mut self, fault: Fault) -> Result<(), String> {
-        self.tally.faults += 1;
+        self.tally.count("faults", 1);
+        self.tally.count(fault.name(), 1);
         self.note(|| format!("fault {fault:?}"));
         match fault {
             Fault::Crash { worker } => {
@@ -133,6 +176,17 @@ impl World {
                 }
             }
             Fault::StoreStopped => self.cluster.stop(),
+            Fault::StoreWiped => {
+                self.oracle.store_lost();
+                self.cluster.wipe();
+            }
+            Fault::StoreRestored => {
+                if let Some(backup) = &self.backup {
+                    self.oracle.store_lost();
+                    self.cluster.restore(backup);
+                    self.tally.count("backups restored", 1);
+                }
+            }
             Fault::WriteLost { coordinator, kind } => {
                 let kinds = [WriteFault::LoseRequest, WriteFault::LoseAnswer, WriteFault::Late];
                 self.coordinators[coordinator].store.fault_writes([kinds[kind]]);
@@ -142,6 +196,11 @@ impl World {
                 (0..self.workers.len()).for_each(|w| self.coordinators[coordinator].disturb(w));
             }
             Fault::Drain { worker } => self.drain(worker, true),
+            Fault::DrainAndStop { worker } => {
+                self.drain(worker, true);
+                self.waited.insert(worker);
+            }
+            Fault::Rebalance => self.rebalance()?,
             Fault::Lies { worker } => {
                 self.workers[worker].lies = true;
                 self.liar = Some(worker);
@@ -170,34 +229,19 @@ impl World {
                 self.oracle.check(&before, &self.cluster.snapshot())?;
             }
             Fault::Drain { worker } => self.drain(worker, false),
+            Fault::DrainAndStop { worker } => {
+                self.waited.remove(&worker);
+                self.drain(worker, false);
+            }
             Fault::Lies { worker } => return self.readmit(worker),
             Fault::Reset { .. }
             | Fault::Restart { .. }
             | Fault::LeaseLost { .. }
             | Fault::WorkerLeaseLost { .. }
+            | Fault::StoreWiped
+            | Fault::StoreRestored
+            | Fault::Rebalance
             | Fault::ClockJump { .. } => {}
-        }
-        Ok(())
-    }
-
-    /// By whoever reaches the store. An operator whose command fails tries again; here nothing happens.
-    fn drain(&mut self, worker: usize, drains: bool) {
-        let key = format!("{DRAINS}w{worker}");
-        let write =
-            if drains { Write::Put { key, value: String::new() } } else { Write::Delete { key } };
-        let result = self.operator.write_now(&[], vec![write]);
-        self.note(|| format!("drain of w{worker}: {drains}, {result:?}"));
-    }
-
-    /// A worker with other memory is started instead, and an operator says that it may serve again.
-    fn readmit(&mut self, worker: usize) -> Result<(), String> {
-        if !std::mem::take(&mut self.workers[worker].lies) {
-            return Ok(());
-        }
-        self.begin(Fault::Crash { worker })?;
-        for coordinator in &mut self.coordinators {
-            coordinator.transport.quarantined.remove(&worker);
-            coordinator.lied_to = false;
         }
         Ok(())
     }
@@ -208,7 +252,7 @@ impl World {
         for worker in 0..self.workers.len() {
             self.heal(Fault::Pause { worker })?;
             self.heal(Fault::Slow { worker })?;
-            self.heal(Fault::Drain { worker })?;
+            self.heal(Fault::DrainAndStop { worker })?;
             self.heal(Fault::Lies { worker })?;
             self.heal(Fault::Crash { worker })?;
             for coordinator in 0..self.coordinators.len() {

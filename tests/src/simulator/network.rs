@@ -3,11 +3,11 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use shimmer_proto::expert::v1::{ExpertResult, WorkerError};
+use shimmer_proto::expert::v1::{ErrorCode, ExpertWork, WorkerError};
 
 use super::{
     events::Event,
-    worker::{ModelWorker, Order, Owned},
+    worker::{Answer, ModelWorker, Order, Owned, refusal},
     world::World,
 };
 
@@ -185,19 +185,45 @@ impl World {
             }
             Order::Prove => {}
             Order::Work(work) => {
-                let outcome = self.workers[worker].work(coordinator, &work, self.mutation)?;
-                if let Err(error) = &outcome {
+                let answer = Box::new(self.answer(coordinator, worker, &work)?);
+                if let Err(error) = &answer.outcome {
                     self.note(|| format!("w{worker} refuses {:?}: {}", work.fence, error.detail));
                 }
-                let twice = if self.dice.chance(10) { 2 } else { 1 };
-                for _ in 0..twice {
-                    let wait = self.dice.ms(1, 20) * if self.workers[worker].slow { 20 } else { 1 };
-                    let outcome = Box::new(outcome.clone());
-                    self.after(wait, Event::Reply { coordinator, worker, session, outcome });
+                if self.dice.chance(10) {
+                    self.tally.count("replies doubled", 1);
+                    self.send_back(coordinator, worker, session, answer.clone());
                 }
+                self.send_back(coordinator, worker, session, answer);
             }
         }
         Ok(())
+    }
+
+    /// What a worker says to work: sometimes that it came damaged, and a liar that it overflows.
+    fn answer(
+        &mut self,
+        coordinator: usize,
+        worker: usize,
+        work: &ExpertWork,
+    ) -> Result<Answer, String> {
+        let outcome = self.workers[worker].work(coordinator, work, self.mutation)?;
+        let mut answer = Answer { lies: self.workers[worker].lies && outcome.is_ok(), outcome };
+        if answer.outcome.is_ok() && self.dice.chance(1) {
+            self.tally.count("frames damaged", 1);
+            let error = refusal(work, ErrorCode::Checksum, "the frame is damaged");
+            answer = Answer { outcome: Err(error), lies: false };
+            self.coordinators[coordinator].disturb(worker);
+        } else if answer.lies && self.dice.chance(10) {
+            self.tally.count("overflows that are lies", 1);
+            let error = refusal(work, ErrorCode::Overflow, "a lie");
+            answer.outcome = Err(WorkerError { rows: vec![0], ..error });
+        }
+        Ok(answer)
+    }
+
+    fn send_back(&mut self, coordinator: usize, worker: usize, session: u64, answer: Box<Answer>) {
+        let wait = self.dice.ms(1, 20) * if self.workers[worker].slow { 20 } else { 1 };
+        self.after(wait, Event::Reply { coordinator, worker, session, answer });
     }
 
     /// A worker that had to prove itself could not.
@@ -214,6 +240,7 @@ impl World {
             self.after(BLOCKED, Event::Disproved { coordinator, worker, session });
             return Ok(());
         }
+        self.tally.count("liars found by a proof", 1);
         self.coordinators[coordinator].transport.quarantined.insert(worker);
         self.lose(coordinator, worker)
     }
@@ -239,13 +266,13 @@ impl World {
         coordinator: usize,
         worker: usize,
         session: u64,
-        outcome: Box<Result<ExpertResult, WorkerError>>,
+        answer: Box<Answer>,
     ) -> Result<(), String> {
         if !self.workers[worker].is_alive() {
             return Ok(());
         }
         if self.is_blocked(coordinator, worker, 1) {
-            self.after(BLOCKED, Event::Reply { coordinator, worker, session, outcome });
+            self.after(BLOCKED, Event::Reply { coordinator, worker, session, answer });
             return Ok(());
         }
         // One of a session that has ended is mostly lost, and sometimes comes all the same.
@@ -254,7 +281,7 @@ impl World {
             return Ok(());
         }
         let clock = self.clock(coordinator);
-        self.coordinators[coordinator].reply(worker, *outcome, self.mutation, clock);
+        self.coordinators[coordinator].reply(worker, *answer, self.mutation, clock);
         self.settle(coordinator)
     }
 }

@@ -10,7 +10,11 @@ use shimmer_proto::membership::{
 /// Remembers every placement that was ever written.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
-    placements: BTreeMap<u64, Entry>,
+    /// By generation. A store that lost its data may give a number again that nobody follows.
+    placements: BTreeMap<u64, Vec<Entry>>,
+    written: u64,
+    /// The store lost its data, and no placement above all earlier ones was written since.
+    forgot: bool,
 }
 
 impl Oracle {
@@ -21,8 +25,7 @@ impl Oracle {
         if before.entries.get(PLACEMENT) == Some(entry) {
             return Ok(());
         }
-        let record: PlacementRecord = serde_json::from_str(&entry.value)
-            .map_err(|error| format!("a placement that nobody can read: {error}"))?;
+        let record = read(&entry.value)?;
         let generation = record.generation;
         let leader = before.entries.get(LEADER).map(|entry| (&entry.value, entry.revision));
         if leader != Some((&record.leader, record.leader_revision)) {
@@ -31,26 +34,41 @@ impl Oracle {
                 record.leader, record.leader_revision
             ));
         }
-        let last = self.placements.keys().next_back().copied().unwrap_or(0);
-        if generation != last + 1 {
-            return Err(format!("generation {generation} was written after {last}"));
+        let newest = self.placements.keys().next_back().copied().unwrap_or(0);
+        let stood = before.entries.get(PLACEMENT).map(|entry| read(&entry.value)).transpose()?;
+        let stood = stood.map_or(0, |record| record.generation);
+        let is_next = if self.forgot { generation > stood } else { generation == newest + 1 };
+        if !is_next {
+            return Err(format!("generation {generation} was written after {stood} and {newest}"));
         }
-        self.placements.insert(generation, entry.clone());
+        self.forgot &= generation <= newest;
+        self.placements.entry(generation).or_default().push(entry.clone());
+        self.written += 1;
         Ok(())
+    }
+
+    /// The store lost its data, or is what it was some time ago.
+    pub(super) fn store_lost(&mut self) {
+        self.forgot = true;
     }
 
     /// A coordinator serves by a generation: it must be one that was written.
     pub(super) fn serves(&self, record: &PlacementRecord) -> Result<(), String> {
-        let written = self.placements.get(&record.generation).map(|entry| entry.value.as_str());
         let served = serde_json::to_string(record).expect("a record is plain data");
-        if written == Some(served.as_str()) {
+        let mut written = self.placements.get(&record.generation).into_iter().flatten();
+        if written.any(|entry| entry.value == served) {
             return Ok(());
         }
         Err(format!("generation {} is served with owners that nobody wrote", record.generation))
     }
 
     /// Placements so far.
-    pub(super) fn generations(&self) -> usize {
-        self.placements.len()
+    pub(super) fn written(&self) -> u64 {
+        self.written
     }
+}
+
+fn read(value: &str) -> Result<PlacementRecord, String> {
+    serde_json::from_str(value)
+        .map_err(|error| format!("a placement that nobody can read: {error}"))
 }

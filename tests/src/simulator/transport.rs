@@ -14,12 +14,17 @@ use shimmer_coordinator::{
 use shimmer_proto::expert::v1::ExpertWork;
 use shimmer_worker::generations::Stamp;
 
-use super::worker::{Order, Owned};
+use super::{
+    Mutation,
+    worker::{ModelWorker, Order, Owned},
+};
 
 /// Collects what the exchange wants; the world carries it out.
 #[derive(Debug)]
 pub(super) struct ModelTransport {
     infos: Vec<WorkerInfo>,
+    /// Most rows that each worker takes in one message.
+    max_rows: Vec<usize>,
     pub(super) standings: Vec<Standing>,
     pub(super) placement: Arc<Placement>,
     pub(super) stamp: Stamp,
@@ -32,24 +37,31 @@ pub(super) struct ModelTransport {
     /// Workers that computed something else, until they are readmitted.
     pub(super) quarantined: BTreeSet<usize>,
     /// A planted bug.
-    pub(super) accuses_others: bool,
+    mutation: Option<Mutation>,
 }
 
 impl ModelTransport {
-    pub(super) fn new(ids: &[String], epoch: u64, now: Instant) -> Self {
+    pub(super) fn new(
+        workers: &[ModelWorker],
+        epoch: u64,
+        mutation: Option<Mutation>,
+        now: Instant,
+    ) -> Self {
+        let count = workers.len();
         Self {
-            infos: ids.iter().map(|id| WorkerInfo { id: id.clone() }).collect(),
-            standings: vec![Standing::Away; ids.len()],
+            infos: workers.iter().map(|worker| WorkerInfo { id: worker.id.clone() }).collect(),
+            max_rows: workers.iter().map(|worker| worker.max_rows).collect(),
+            standings: vec![Standing::Away; count],
             placement: Arc::default(),
             stamp: Stamp::new(epoch, 0),
             now,
             ledger: Ledger::new(),
-            adopted: vec![Owned::new(); ids.len()],
+            adopted: vec![Owned::new(); count],
             outbox: Vec::new(),
             suspected: Vec::new(),
             given_up: Vec::new(),
             quarantined: BTreeSet::new(),
-            accuses_others: false,
+            mutation,
         }
     }
 
@@ -126,7 +138,11 @@ impl ExpertTransport for ModelTransport {
     }
 
     fn quarantine(&mut self, worker: usize, reason: &str) {
-        let accused = if self.accuses_others { (worker + 1) % self.infos.len() } else { worker };
+        let accused = if self.mutation == Some(Mutation::OtherAccused) {
+            (worker + 1) % self.infos.len()
+        } else {
+            worker
+        };
         self.quarantined.insert(accused);
         self.give_up(accused, reason);
     }
@@ -139,9 +155,10 @@ impl ExpertTransport for ModelTransport {
         (self.stamp.epoch, self.stamp.generation)
     }
 
-    fn limits(&self, _worker: usize) -> PartLimits {
-        // Two rows in a part, so that there are several parts of one worker.
-        PartLimits { max_rows: 2, max_bytes: 1 << 20 }
+    fn limits(&self, worker: usize) -> PartLimits {
+        // The planted bug: what one worker takes is believed of all.
+        let of = if self.mutation == Some(Mutation::LimitOfAnother) { 0 } else { worker };
+        PartLimits { max_rows: self.max_rows[of], max_bytes: 1 << 20 }
     }
 
     fn send(&mut self, worker: usize, work: ExpertWork) -> Result<(), TransportError> {

@@ -32,6 +32,14 @@ pub(super) enum Order {
     Prove,
 }
 
+/// What a worker says to work.
+#[derive(Debug, Clone)]
+pub(super) struct Answer {
+    pub(super) outcome: Result<ExpertResult, WorkerError>,
+    /// It is not what everybody else would say.
+    pub(super) lies: bool,
+}
+
 /// One process.
 #[derive(Debug)]
 pub(super) struct ModelWorker {
@@ -43,6 +51,8 @@ pub(super) struct ModelWorker {
     /// Does nothing, and does not know.
     pub(super) paused: bool,
     pub(super) slow: bool,
+    /// Most rows that it takes in one message.
+    pub(super) max_rows: usize,
     /// Computes other bytes, and does not know.
     pub(super) lies: bool,
     /// By coordinator.
@@ -89,18 +99,12 @@ impl ModelWorker {
         if mutation == Some(Mutation::StaleEpochAccepted) {
             stamp.epoch = session.epoch;
         }
-        let refused = |code: ErrorCode, detail: &str| WorkerError {
-            code: code.into(),
-            detail: detail.to_owned(),
-            fence: Some(fence),
-            ..WorkerError::default()
-        };
         let Some(owned) = session.generations.admitting(stamp) else {
             self.refused += 1;
-            return Ok(Err(refused(ErrorCode::StaleFence, "no assignment admits it")));
+            return Ok(Err(refusal(work, ErrorCode::StaleFence, "no assignment admits it")));
         };
         if !work.experts.iter().all(|&expert| owned.contains(&(fence.layer, expert))) {
-            return Ok(Err(refused(ErrorCode::NotOwned, "not assigned")));
+            return Ok(Err(refusal(work, ErrorCode::NotOwned, "not assigned")));
         }
         if fence.epoch != session.epoch {
             return Err(format!(
@@ -108,6 +112,23 @@ impl ModelWorker {
                 self.id, fence.epoch, session.epoch
             ));
         }
+        if work.row_count as usize > self.max_rows {
+            return Err(format!(
+                "worker {} was sent {} rows, and takes {} at most",
+                self.id, work.row_count, self.max_rows
+            ));
+        }
+        let rows = arithmetic::overflowing(work);
+        if !rows.is_empty() {
+            let code = ErrorCode::Overflow;
+            return Ok(Err(WorkerError { rows, ..refusal(work, code, "arithmetic overflows") }));
+        }
         Ok(Ok(arithmetic::compute(work, self.lies)))
     }
+}
+
+/// A refusal of work.
+pub(super) fn refusal(work: &ExpertWork, code: ErrorCode, detail: &str) -> WorkerError {
+    let (detail, fence) = (detail.to_owned(), work.fence);
+    WorkerError { code: code.into(), detail, fence, ..WorkerError::default() }
 }

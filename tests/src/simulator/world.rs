@@ -8,13 +8,13 @@ use std::{
 
 use shimmer_proto::membership::{
     MembershipStore as _,
-    memory::{MemoryCluster, MemoryStore},
-    records::{WORKERS, WorkerRecord},
+    memory::{Backup, MemoryCluster, MemoryStore},
+    records::{PLACEMENT, PlacementRecord, WORKERS, WorkerRecord},
 };
 
 use super::{
     DIGEST, Mutation, Tally,
-    coordinator::{DEADLINE, ModelCoordinator},
+    coordinator::{DEADLINE, ModelCoordinator, Shape},
     dice::Dice,
     events::{Event, Scheduled},
     network::BLOCKED,
@@ -54,9 +54,14 @@ pub(super) struct World {
     pub(super) readied: BTreeSet<(u64, u64)>,
     pub(super) sessions: u64,
     epochs: u64,
+    seed: u64,
     copies: usize,
-    /// Everything is computed by two workers where there are two.
-    pub(super) audits: bool,
+    /// Share of messages that are computed by two workers where there are two, in ten thousandths.
+    pub(super) audit_per_10k: u32,
+    /// What the store held at some time.
+    pub(super) backup: Option<Backup>,
+    /// Workers that are to be stopped once they are drained.
+    pub(super) waited: BTreeSet<usize>,
     /// The worker that computed other bytes, since it did.
     pub(super) liar: Option<usize>,
     pub(super) oracle: Oracle,
@@ -76,6 +81,7 @@ impl World {
             store: None,
             paused: false,
             slow: false,
+            max_rows: 1 + dice.below(3),
             lies: false,
             sessions: BTreeMap::new(),
             refused: 0,
@@ -96,15 +102,20 @@ impl World {
             readied: BTreeSet::new(),
             sessions: 0,
             epochs: 0,
+            seed,
             copies: 1 + dice.below(3),
-            audits: Dice::new(!seed).chance(30),
+            audit_per_10k: share_of(seed),
+            backup: None,
+            waited: BTreeSet::new(),
             liar: None,
             oracle: Oracle::default(),
-            tally: Tally { schedules: 1, ..Tally::default() },
+            tally: Tally::default(),
             trace: trace.then(Vec::new),
             cluster,
             dice,
         };
+        world.tally.count("schedules", 1);
+        world.tally.count(share_name(world.audit_per_10k), 1);
         (0..world.workers.len()).for_each(|worker| world.start(worker));
         for index in 0..count {
             let coordinator = world.process(index);
@@ -142,15 +153,17 @@ impl World {
     }
 
     pub(super) fn run(&mut self) -> Result<Tally, String> {
+        let mut events = 0;
         while let Some(Reverse(Scheduled { at, event, .. })) = self.queue.pop() {
             if at > END {
                 break;
             }
             self.now = at;
-            self.tally.events += 1;
+            events += 1;
             // Each time costs a look at every member; leases last long enough for that.
             let behind = at.saturating_sub(self.cluster.now());
-            let touches_store = matches!(event, Event::Fault(_) | Event::Heal(_) | Event::HealAll);
+            let touches_store =
+                matches!(event, Event::Fault(_) | Event::Heal(_) | Event::HealAll | Event::Backup);
             if touches_store || behind >= STORE_TICK {
                 self.cluster.advance(behind);
             }
@@ -158,18 +171,21 @@ impl World {
         }
         self.check_healed()?;
         (0..self.coordinators.len()).for_each(|coordinator| self.count(coordinator));
-        self.tally.refused = self.workers.iter().map(|worker| worker.refused).sum();
-        self.tally.generations = self.oracle.generations() as u64;
-        Ok(self.tally)
+        let refused = self.workers.iter().map(|worker| worker.refused).sum();
+        for (what, times) in [
+            ("events", events),
+            ("orders refused as stale", refused),
+            ("placements", self.oracle.written()),
+        ] {
+            self.tally.count(what, times);
+        }
+        Ok(self.tally.clone())
     }
 
     /// Adds what one run of a coordinator did.
     fn count(&mut self, coordinator: usize) {
-        let of = &self.coordinators[coordinator];
-        self.tally.completed += of.done;
-        self.tally.unavailable += of.failed;
-        let dropped = of.transport.ledger.dropped();
-        self.tally.dropped += dropped.duplicate + dropped.stale + dropped.unknown;
+        let run = self.coordinators[coordinator].tally();
+        self.tally.add(&run);
     }
 
     fn happen(&mut self, event: Event) -> Result<(), String> {
@@ -178,6 +194,10 @@ impl World {
             Event::Fault(fault) => self.begin(fault),
             Event::Heal(fault) => self.heal(fault),
             Event::HealAll => self.heal_all(),
+            Event::Backup => {
+                self.backup = Some(self.cluster.backup());
+                Ok(())
+            }
             Event::Connect { coordinator, worker, epoch } => {
                 self.connect(coordinator, worker, epoch);
                 Ok(())
@@ -188,6 +208,7 @@ impl World {
                 if blocked || !self.workers[worker].sessions.contains_key(&coordinator) {
                     return Ok(());
                 }
+                self.tally.count("stray orders", 1);
                 self.note(|| format!("a stray order from c{coordinator} reaches w{worker}"));
                 self.obey(coordinator, worker, order)
             }
@@ -207,8 +228,8 @@ impl World {
                 self.coordinators[coordinator].ready(worker, generation);
                 Ok(())
             }
-            Event::Reply { coordinator, worker, session, outcome } => {
-                self.reply(coordinator, worker, session, outcome)
+            Event::Reply { coordinator, worker, session, answer } => {
+                self.reply(coordinator, worker, session, answer)
             }
             Event::Disproved { coordinator, worker, session } => {
                 self.disproved(coordinator, worker, session)
@@ -251,7 +272,7 @@ impl World {
             self.boundary(coordinator)?;
             self.settle(coordinator)?;
         }
-        Ok(())
+        self.stop_drained()
     }
 
     fn boundary(&mut self, coordinator: usize) -> Result<(), String> {
@@ -292,14 +313,9 @@ impl World {
     fn process(&mut self, index: usize) -> ModelCoordinator {
         self.epochs += 1;
         let now = self.origin + self.now;
-        // A planted bug: nothing is compared, though it was asked for.
-        let audits = self.audits && self.mutation != Some(Mutation::AuditsLeftOut);
-        let shape = [self.copies, if audits { 10_000 } else { 0 }];
-        let (workers, cluster) = (&self.workers, &self.cluster);
-        let mut coordinator =
-            ModelCoordinator::new(index, self.epochs, workers, cluster, shape, now);
-        coordinator.transport.accuses_others = self.mutation == Some(Mutation::OtherAccused);
-        coordinator
+        let Self { seed, copies, audit_per_10k, mutation, .. } = *self;
+        let shape = Shape { seed, copies, audit_per_10k, mutation };
+        ModelCoordinator::new(index, self.epochs, &self.workers, &self.cluster, shape, now)
     }
 
     fn launch(&mut self, coordinator: usize) {
@@ -325,7 +341,7 @@ impl World {
         fresh.last_done = before.last_done;
         // Written into the store in a real cluster.
         fresh.transport.quarantined = std::mem::take(&mut before.transport.quarantined);
-        fresh.lied_to = before.lied_to;
+        fresh.liar = before.liar;
         self.coordinators[coordinator] = fresh;
         self.launch(coordinator);
     }
@@ -405,6 +421,10 @@ impl World {
     /// Long after the last fault everything works again.
     fn check_healed(&self) -> Result<(), String> {
         let all: Vec<String> = self.workers.iter().map(|worker| worker.id.clone()).collect();
+        let placement = self.cluster.snapshot().entries.get(PLACEMENT).cloned();
+        let placement =
+            placement.map(|entry| serde_json::from_str::<PlacementRecord>(&entry.value));
+        let placement = placement.and_then(Result::ok).map(|record| record.generation);
         for coordinator in &self.coordinators {
             let id = &coordinator.id;
             if coordinator.last_done < END - Duration::from_secs(3) {
@@ -414,11 +434,39 @@ impl World {
                     "{id}: the last step that completed ended at {last:.3} s; {state}"
                 ));
             }
+            // Also where the store went back: whoever had followed a later placement has got a newer one.
+            if placement != Some(coordinator.generation()) {
+                let state = coordinator.state();
+                return Err(format!(
+                    "{id} does not serve by the placement in the store, generation {placement:?}: {state}"
+                ));
+            }
             let placed = coordinator.placed_on();
             if placed != all {
                 return Err(format!("{id}: the placement is on {placed:?}, expected {all:?}"));
             }
         }
         Ok(())
+    }
+}
+
+/// The share of messages that is compared in a schedule, in ten thousandths.
+fn share_of(seed: u64) -> u32 {
+    match Dice::new(!seed).below(100) {
+        0..70 => 0,
+        70..75 => 100,
+        75..80 => 500,
+        80..86 => 5_000,
+        _ => 10_000,
+    }
+}
+
+fn share_name(per_10k: u32) -> &'static str {
+    match per_10k {
+        0 => "schedules without comparisons",
+        100 => "schedules that compare one in a hundred",
+        500 => "schedules that compare one in twenty",
+        5_000 => "schedules that compare one in two",
+        _ => "schedules that compare all",
     }
 }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::{Value, json};
 use shimmer_proto::admin::v1::{
-    DrainRequest, GetStatusRequest, GetStatusResponse, Move, ReadmitRequest, RebalanceRequest,
-    RebalanceResponse,
+    Coordinator, DrainRequest, GetStatusRequest, GetStatusResponse, Move, ReadmitRequest,
+    RebalanceRequest, RebalanceResponse,
 };
 
 use super::{AdminArgs, Client, table, timed};
@@ -19,7 +19,10 @@ Examples:
 
 The worker serves until others have loaded its experts; no request fails and no byte changes. The order stands in the
 membership store until it is undone, also while the worker is away: a worker that comes back drained takes no experts. With a
-list of workers instead of a store it stands until the coordinator ends.";
+list of workers instead of a store it stands until the coordinator ends, and is known to this coordinator alone.
+
+--wait returns when every coordinator that is registered in the membership store works by a placement that does not name the
+worker. One that has been cut off from the store for longer than its lease is not waited for; it loses the worker when it stops.";
 
 /// Flags of `shimmer drain`.
 #[derive(Debug, Args)]
@@ -31,7 +34,7 @@ pub struct DrainArgs {
     /// Takes it back into the placement
     #[arg(long)]
     undo: bool,
-    /// Returns when the coordinator that answers has moved everything: the worker holds no expert (with --undo, holds some)
+    /// Returns when every coordinator has moved everything: the worker holds no expert (with --undo, holds some)
     #[arg(long)]
     wait: bool,
     /// Longest wait
@@ -120,19 +123,30 @@ async fn wait(client: &mut Client, args: &DrainArgs) -> Result<(), Error> {
     let start = Instant::now();
     loop {
         let status = client.get_status(timed(GetStatusRequest {})).await?.into_inner();
-        let held = held(&status, &args.worker);
-        if status.next_generation.is_none() && (held > 0) == args.undo {
-            return Ok(());
-        }
+        let Some(open) = open(&status, &args.worker, args.undo) else { return Ok(()) };
         if start.elapsed() > args.wait_limit.0 {
-            let (worker, limit) = (&args.worker, args.wait_limit);
-            let doing = format!("{worker} still holds {held} experts after {limit}");
+            let doing = format!("{open} after {}", args.wait_limit);
             let why = "the order stands, and goes on to be carried out";
-            return Err(Error::failed(doing, why)
-                .with_hint("`shimmer status` shows what is loading, and who has no room"));
+            return Err(Error::failed(doing, why).with_hint(
+                "`shimmer status` shows what is loading, who has no room, and by which placement each coordinator works",
+            ));
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// What is still to be done of an order; none once every coordinator that is known has carried it out. One without any
+/// placement in force owes nobody anything.
+fn open(status: &GetStatusResponse, worker: &str, undo: bool) -> Option<String> {
+    let held = held(status, worker);
+    if status.next_generation.is_some() || (held > 0) != undo {
+        return Some(format!("{worker} still holds {held} experts"));
+    }
+    let is_behind = |of: &&Coordinator| 0 < of.generation && of.generation < status.generation;
+    let behind: Vec<&str> =
+        status.coordinators.iter().filter(is_behind).map(|of| of.id.as_str()).collect();
+    let names = behind.join(", ");
+    (!behind.is_empty()).then(|| format!("{names} still works by an earlier placement"))
 }
 
 /// Experts that a worker holds by the placement.
@@ -204,4 +218,41 @@ pub fn readmit(args: &ReadmitArgs) -> Result<(), Error> {
         return output::json(&json!({ "worker": args.worker }));
     }
     output::line(&format!("{} may serve again once it has passed its self-tests", args.worker))
+}
+
+#[cfg(test)]
+mod tests {
+    use shimmer_proto::admin::v1::Worker;
+
+    use super::*;
+
+    /// A cluster whose store names generation 5, in force at the coordinator that answers.
+    fn status(held: u64, generations: &[u64]) -> GetStatusResponse {
+        let worker = Worker { id: "w".to_owned(), primary_experts: held, ..Worker::default() };
+        let coordinator = |(index, &generation): (usize, &u64)| Coordinator {
+            id: format!("c{index}"),
+            generation,
+            ..Coordinator::default()
+        };
+        GetStatusResponse {
+            generation: 5,
+            workers: vec![worker],
+            coordinators: generations.iter().enumerate().map(coordinator).collect(),
+            ..GetStatusResponse::default()
+        }
+    }
+
+    #[test]
+    fn a_worker_is_drained_when_no_coordinator_counts_on_it() {
+        let left = |status: &GetStatusResponse| open(status, "w", false);
+        assert_eq!(left(&status(3, &[5])).as_deref(), Some("w still holds 3 experts"));
+        assert_eq!(left(&status(0, &[5])), None);
+        let behind = left(&status(0, &[5, 4, 3]));
+        assert_eq!(behind.as_deref(), Some("c1, c2 still works by an earlier placement"));
+        assert_eq!(left(&status(0, &[5, 5, 0])), None, "one without a placement owes nothing");
+        let loading = GetStatusResponse { next_generation: Some(6), ..status(0, &[5, 5]) };
+        assert!(left(&loading).is_some());
+        assert_eq!(open(&status(3, &[5, 5]), "w", true), None, "taken back");
+        assert!(open(&status(0, &[5, 5]), "w", true).is_some());
+    }
 }

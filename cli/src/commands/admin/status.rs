@@ -60,10 +60,11 @@ fn text(status: &GetStatusResponse) -> String {
     }
     line(format!("\n{}", workers(&status.workers)));
     if status.coordinators.len() > 1 {
-        let mut rows = table(&["coordinator", "endpoint", "admin", ""]);
+        let mut rows = table(&["coordinator", "endpoint", "admin", "placement", ""]);
         for it in &status.coordinators {
             let leads = if it.leads { "leads" } else { "" };
-            rows.add_row([&it.id, &it.endpoint, &it.admin_endpoint, leads]);
+            let generation = it.generation.to_string();
+            rows.add_row([&it.id, &it.endpoint, &it.admin_endpoint, &*generation, leads]);
         }
         line(format!("\n{rows}"));
     }
@@ -155,6 +156,7 @@ fn json_of(status: &GetStatusResponse) -> Value {
             "endpoint": it.endpoint,
             "admin_endpoint": it.admin_endpoint,
             "leads": it.leads,
+            "generation": it.generation,
         })
     });
     json!({

@@ -228,3 +228,54 @@ fn at_the_deadline_rows_fail_instead_of_waiting() {
     assert!(exchange.is_done());
     assert!(faults.first_in(0..ROWS).is_some());
 }
+
+/// Two workers that hold everything, of which one lies and both have to prove themselves; then something happens to one of
+/// them, and the time for it passes. The sums, and whether rows failed.
+fn contested(liar: usize, happens: impl FnOnce(&mut TestWorkers) -> usize) -> (Vec<i64>, bool) {
+    let bench = Bench::new();
+    let (mut exchange, round) = (bench.exchange(10_000), bench.round());
+    let mut workers = bench.workers(2).copied(2);
+    let mut faults = RowFaults::default();
+    faults.reset(ROWS);
+    let now = workers.now();
+    exchange.begin(&mut Reach { transport: &mut workers, round: &round, faults: &mut faults, now });
+    for (worker, work) in workers.take_sent() {
+        let result = if worker == liar { workers.lie(&work) } else { workers.answer(&work, false) };
+        let reply = Reply { worker, outcome: Ok(result) };
+        let mut reach = Reach { transport: &mut workers, round: &round, faults: &mut faults, now };
+        exchange.reply(&mut reach, reply);
+    }
+    assert!(exchange.counts.mismatches > 0 && !exchange.is_done(), "a contest is open");
+    let gone = happens(&mut workers);
+    let mut reach = Reach { transport: &mut workers, round: &round, faults: &mut faults, now };
+    exchange.lost(&mut reach, gone, "the session ended");
+    reach.now = now + exchange.policy.contest;
+    exchange.tick(&mut reach);
+    assert!(exchange.is_done());
+    (exchange.sums, faults.first_in(0..ROWS).is_some())
+}
+
+#[test]
+fn an_honest_worker_that_is_lost_in_a_contest_is_not_the_liar() {
+    for honest in 0..2 {
+        let lost = |workers: &mut TestWorkers| {
+            workers.lose(honest);
+            honest
+        };
+        let (_, failed) = contested(1 - honest, lost);
+        assert!(failed, "nobody could tell which is right, and the liar's bytes are in the sums");
+    }
+}
+
+#[test]
+fn a_worker_that_cannot_prove_itself_is_the_liar() {
+    for liar in 0..2 {
+        let disproved = |workers: &mut TestWorkers| {
+            workers.quarantine(liar, "it failed its self-test");
+            liar
+        };
+        let (sums, failed) = contested(liar, disproved);
+        assert!(!failed);
+        assert_eq!(sums, Bench::new().undisturbed());
+    }
+}

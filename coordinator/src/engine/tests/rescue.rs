@@ -190,6 +190,18 @@ fn without_a_third_opinion_nothing_wrong_is_combined() {
 }
 
 #[test]
+fn a_liar_is_not_its_own_third_opinion_when_the_third_refuses() {
+    let script = |worker, work: &ExpertWork| match (worker, work.fence.unwrap().step) {
+        (1, 2..) => Act::Lie,
+        (2, 2..) => Act::Refuse(ErrorCode::Internal, Vec::new()),
+        _ => Act::Answer,
+    };
+    let ran = run(3, 10_000, |workers| workers.copied(2).standing_in(), script);
+    assert!(ran.counts.mismatches > 0, "{:?}", ran.counts);
+    assert!(ran.quarantined().is_empty(), "the honest one is taken for the liar");
+}
+
+#[test]
 fn a_death_during_an_audit_loses_nothing() {
     for worker in 0..3 {
         run(3, 10_000, |w| w.copied(2).standing_in(), victim(worker, (2, 1), || Act::Die))

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use shimmer_proto::membership::{
     MembershipStore as _,
     memory::{MemoryCluster, MemoryStore, WriteFault},
-    records::{DRAINS, WORKERS, WorkerRecord},
+    records::{COORDINATORS, CoordinatorRecord, DRAINS, WORKERS, WorkerRecord},
 };
 
 use super::*;
@@ -262,6 +262,42 @@ fn a_store_that_lost_its_data_begins_above_what_is_served() {
     world.store.wipe();
     world.pass(seconds(20));
     assert_eq!(world.placed(), (3, ids(&["a", "b"])));
+}
+
+/// Generation of the placement, after coordinator 1 says that it follows such a one.
+fn after_telling(world: &mut World, follows: u64) -> u64 {
+    let record = CoordinatorRecord {
+        address: String::new(),
+        admin_address: String::new(),
+        container_digest: DIGEST.to_owned(),
+        incarnation: 1,
+        in_force: 0,
+        follows,
+    };
+    let value = serde_json::to_string(&record).unwrap();
+    world.coordinators[1].1.announce(&format!("{COORDINATORS}c1"), value);
+    world.pass(seconds(3));
+    world.placed().0
+}
+
+#[test]
+fn a_store_that_went_back_gets_a_placement_above_what_is_followed() {
+    let mut world = World::new(2, None);
+    world.link("a", true);
+    world.pass(seconds(3));
+    let backup = world.store.backup();
+    world.link("b", true);
+    world.pass(seconds(2));
+    assert_eq!(world.placed(), (2, ids(&["a", "b"])));
+    world.store.restore(&backup);
+    assert_eq!(world.placed(), (1, ids(&["a"])));
+    world.pass(seconds(3));
+    assert_eq!(world.placed(), (3, ids(&["a", "b"])), "the leader knows of 2");
+    // The same workers, and one of the coordinators follows more than this leader ever saw.
+    assert_eq!(after_telling(&mut world, 3), 3, "it follows what stands there");
+    assert_eq!(after_telling(&mut world, 9), 10);
+    assert!(world.record().unwrap().reason.starts_with("the store went back, from generation 9"));
+    assert_eq!(after_telling(&mut world, 10), 10);
 }
 
 #[test]

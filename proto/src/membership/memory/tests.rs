@@ -86,6 +86,27 @@ fn a_store_that_lost_its_data_is_filled_again() {
 }
 
 #[test]
+fn a_restored_store_is_what_it_was_and_is_filled_again() {
+    let (cluster, one, two) = cluster();
+    one.write_now(&[], put("kept")).unwrap();
+    let backup = cluster.backup();
+    let revision = view(&one).revision;
+    two.expire_lease();
+    one.write_now(&[], put("lost")).unwrap();
+    one.fault_writes([WriteFault::Late]);
+    assert!(one.write_now(&[], put("late")).is_err());
+    drop(one);
+    cluster.advance(TTL);
+    assert_eq!(keys(&view(&two)), ["kept", "lost", "workers/2"]);
+    cluster.restore(&backup);
+    assert_eq!(keys(&view(&two)), ["kept", "workers/1", "workers/2"], "one was there then");
+    assert_eq!(view(&two).entries["kept"].revision, revision);
+    assert!(view(&two).owns("workers/2"), "announced again, on a lease that is there");
+    cluster.advance(TTL);
+    assert_eq!(keys(&view(&two)), ["kept", "workers/2"], "nobody renews the lease of the dead");
+}
+
+#[test]
 fn an_expired_lease_is_replaced_at_once() {
     let (_cluster, one, two) = cluster();
     let before = view(&two).entries["workers/1"].clone();
