@@ -68,6 +68,18 @@ pub enum Standing {
     Away,
 }
 
+/// How a worker answers beside what is usual for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pace {
+    /// As ever.
+    #[default]
+    Usual,
+    /// Several times slower than before, and than others: copies on other workers are asked instead.
+    Slow,
+    /// And that has cost so much that others may read its experts from their drives.
+    Costly,
+}
+
 /// Carries expert work to workers and results back. Called from the step thread only; nothing here is async.
 pub trait ExpertTransport: Send + fmt::Debug {
     /// Every worker that has a place, serving or not. The list changes between steps only; a place that was given to another
@@ -125,6 +137,16 @@ pub trait ExpertTransport: Send + fmt::Debug {
     /// How long a worker took at most lately for work of so many rows; none while that is not known.
     fn usual(&self, _worker: usize, _rows: u32) -> Option<Duration> {
         None
+    }
+
+    /// How a worker answers lately.
+    fn pace(&self, _worker: usize) -> Pace {
+        Pace::Usual
+    }
+
+    /// Whether a worker owes no answer, awaited or not.
+    fn owes_nothing(&self, _worker: usize) -> bool {
+        true
     }
 
     /// Says that a worker owes an answer for longer than is usual. It is [`Standing::Suspect`] until it answers anything,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use shimmer_coordinator::{
-    dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo},
+    dispatch::{ExpertTransport, Pace, PartLimits, Reply, Standing, TransportError, WorkerInfo},
     fence::Ledger,
     placement::Placement,
 };
@@ -21,6 +21,7 @@ use super::worker::{Order, Owned};
 pub(super) struct ModelTransport {
     infos: Vec<WorkerInfo>,
     pub(super) standings: Vec<Standing>,
+    pub(super) paces: Vec<Pace>,
     pub(super) placement: Arc<Placement>,
     pub(super) stamp: Stamp,
     pub(super) now: Instant,
@@ -40,6 +41,7 @@ impl ModelTransport {
         Self {
             infos: ids.iter().map(|id| WorkerInfo { id: id.clone() }).collect(),
             standings: vec![Standing::Away; ids.len()],
+            paces: vec![Pace::Usual; ids.len()],
             placement: Arc::default(),
             stamp: Stamp::new(epoch, 0),
             now,
@@ -112,6 +114,10 @@ impl ExpertTransport for ModelTransport {
 
     fn usual(&self, _worker: usize, _rows: u32) -> Option<Duration> {
         Some(Duration::from_millis(60))
+    }
+
+    fn pace(&self, worker: usize) -> Pace {
+        self.paces[worker]
     }
 
     fn suspect(&mut self, worker: usize) {
