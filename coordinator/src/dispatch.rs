@@ -10,6 +10,7 @@ mod hints;
 mod plan;
 mod policy;
 mod recipients;
+mod wrapped;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ pub use exchange::{
 };
 pub use hints::Hints;
 pub use policy::{FaultCounts, FaultPolicy};
+pub use wrapped::{Wrapped, Wrapper};
 
 /// A worker as the step loop sees it. Its place in [`ExpertTransport::workers`] is its index in every other call.
 #[derive(Clone, Debug, PartialEq, Eq)]
