@@ -10,6 +10,7 @@ mod hints;
 mod plan;
 mod policy;
 mod recipients;
+mod wrapped;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ pub use exchange::{
 };
 pub use hints::Hints;
 pub use policy::{FaultCounts, FaultPolicy};
+pub use wrapped::{Wrapped, Wrapper};
 
 /// A worker as the step loop sees it. Its place in [`ExpertTransport::workers`] is its index in every other call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +68,18 @@ pub enum Standing {
     Suspect,
     /// Takes none.
     Away,
+}
+
+/// How a worker answers beside what is usual for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pace {
+    /// As ever.
+    #[default]
+    Usual,
+    /// Several times slower than before, and than others: copies on other workers are asked instead.
+    Slow,
+    /// And that has cost so much that others may read its experts from their drives.
+    Costly,
 }
 
 /// Carries expert work to workers and results back. Called from the step thread only; nothing here is async.
@@ -125,6 +139,16 @@ pub trait ExpertTransport: Send + fmt::Debug {
     /// How long a worker took at most lately for work of so many rows; none while that is not known.
     fn usual(&self, _worker: usize, _rows: u32) -> Option<Duration> {
         None
+    }
+
+    /// How a worker answers lately.
+    fn pace(&self, _worker: usize) -> Pace {
+        Pace::Usual
+    }
+
+    /// Whether a worker owes no answer, awaited or not.
+    fn owes_nothing(&self, _worker: usize) -> bool {
+        true
     }
 
     /// Says that a worker owes an answer for longer than is usual. It is [`Standing::Suspect`] until it answers anything,

@@ -3,7 +3,7 @@
 
 mod vllm;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use prometheus_client::{
     collector::Collector,
@@ -169,6 +169,7 @@ const COUNTERS: &[Labelled] = &[
             ("probe", |r| r.links.probes),
             ("probe_failure", |r| r.links.failed_probes),
             ("refusal", |r| r.links.refusals),
+            ("slow", |r| r.links.slowed),
         ],
     ),
     (
@@ -191,7 +192,7 @@ const COUNTERS: &[Labelled] = &[
     ),
     (
         "shimmer_coordinator_hedged_messages",
-        "Work sent to others beside a worker that was late, by who answered first.",
+        "Work sent to others beside a worker that was late or has become slow, by who answered first.",
         "first",
         &[
             ("late_worker", |r| r.engine.faults.hedged.saturating_sub(r.engine.faults.hedges_won)),
@@ -452,7 +453,8 @@ where
         for &(name, help, read) in HISTOGRAMS {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
             let histogram = read(&report.engine);
-            let (sum, buckets) = (histogram.sum.as_secs_f64(), buckets(histogram));
+            let seconds = BOUNDS_US.map(|us| Duration::from_micros(us).as_secs_f64());
+            let (sum, buckets) = (histogram.sum.as_secs_f64(), buckets(seconds, histogram.counts));
             metric.encode_histogram::<NoLabelSet>(sum, histogram.count(), &buckets, None)?;
         }
         encode_workers(report, &mut encoder)
@@ -507,9 +509,10 @@ fn encode_workers(report: &CoordinatorReport, encoder: &mut DescriptorEncoder<'_
     Ok(())
 }
 
-/// Bounds in seconds, as the encoder takes them: the last bucket has no bound.
-#[expect(clippy::cast_precision_loss, reason = "bounds are small")]
-fn buckets(histogram: &Histogram) -> Vec<(f64, u64)> {
-    let bounds = BOUNDS_US.iter().map(|&us| us as f64 / 1e6).chain([f64::INFINITY]);
-    bounds.zip(histogram.counts).collect()
+/// Buckets as the encoder takes them: the last one has no bound.
+fn buckets(
+    bounds: impl IntoIterator<Item = f64>,
+    counts: impl IntoIterator<Item = u64>,
+) -> Vec<(f64, u64)> {
+    bounds.into_iter().chain([f64::INFINITY]).zip(counts).collect()
 }

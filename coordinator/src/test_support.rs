@@ -16,7 +16,9 @@ use shimmer_proto::expert::v1::{
     ErrorCode, ExpertResult, ExpertWork, Fence, PrefetchHint, WorkerError,
 };
 
-use crate::dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo};
+use crate::dispatch::{
+    ExpertTransport, Pace, PartLimits, Reply, Standing, TransportError, WorkerInfo,
+};
 use crate::engine::{
     Engine, EngineConfig, EngineHandle, EngineParts, Event, EventStream, Finished, GenerationError,
     PositionLogprobs,
@@ -101,6 +103,7 @@ pub(crate) struct TestWorkers {
     copies: BTreeMap<(u32, u32), Vec<usize>>,
     stand_ins: bool,
     suspects: Vec<bool>,
+    paces: Vec<Pace>,
     quarantined: Arc<Mutex<Vec<usize>>>,
     own: bool,
 }
@@ -159,6 +162,7 @@ impl TestWorkers {
             copies: BTreeMap::new(),
             stand_ins: false,
             suspects: vec![false; weights.len()],
+            paces: vec![Pace::Usual; weights.len()],
             quarantined: Arc::default(),
             own: false,
         }
@@ -184,6 +188,12 @@ impl TestWorkers {
     /// The coordinator has a copy of all experts.
     pub(crate) fn with_own_copy(mut self) -> Self {
         self.own = true;
+        self
+    }
+
+    /// A worker has become slow.
+    pub(crate) fn slowed(mut self, worker: usize, pace: Pace) -> Self {
+        self.paces[worker] = pace;
         self
     }
 
@@ -325,6 +335,10 @@ impl ExpertTransport for TestWorkers {
     ) -> Result<usize, TransportError> {
         assert!(experts.is_sorted_by(|a, b| a < b) && !experts.is_empty());
         Ok(experts.len())
+    }
+
+    fn pace(&self, worker: usize) -> Pace {
+        self.paces[worker]
     }
 
     fn suspect(&mut self, worker: usize) {

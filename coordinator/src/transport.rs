@@ -15,6 +15,7 @@ mod lane;
 mod latency;
 mod link;
 mod own;
+mod pace;
 mod peer;
 mod plans;
 mod probe;

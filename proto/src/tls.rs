@@ -20,7 +20,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use rustls::{ClientConfig, ServerConfig, pki_types::UnixTime};
 
-pub use accept::{AcceptError, Acceptor, PeerStream};
+pub use accept::{AcceptError, Acceptor, Companion, PeerStream};
 pub use connect::{DialError, Dialer};
 pub use refusal::{Refusal, refuse};
 

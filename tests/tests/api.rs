@@ -14,7 +14,7 @@ use shimmer_cli::{
 };
 use shimmer_coordinator::{
     api::{ServerOptions, serve},
-    dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo},
+    dispatch::{ExpertTransport, TransportError, Wrapped, Wrapper},
     engine::EngineConfig,
 };
 use shimmer_model::{NumericClass, tiny::Preset};
@@ -41,47 +41,23 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A transport that takes its time for every message and counts them.
+/// Takes its time for every message and counts them.
 #[derive(Debug)]
 struct Slow {
-    inner: Box<dyn ExpertTransport>,
     delay: Duration,
     sent: Arc<AtomicU64>,
 }
 
-impl ExpertTransport for Slow {
-    fn workers(&self) -> &[WorkerInfo] {
-        self.inner.workers()
-    }
-
-    fn copies(&self, layer: u32, expert: u32) -> &[usize] {
-        self.inner.copies(layer, expert)
-    }
-
-    fn standing(&self, worker: usize) -> Standing {
-        self.inner.standing(worker)
-    }
-
-    fn fence_base(&self) -> (u64, u64) {
-        self.inner.fence_base()
-    }
-
-    fn limits(&self, worker: usize) -> PartLimits {
-        self.inner.limits(worker)
-    }
-
-    fn send(&mut self, worker: usize, work: ExpertWork) -> Result<(), TransportError> {
+impl Wrapper for Slow {
+    fn send(
+        &mut self,
+        inner: &mut dyn ExpertTransport,
+        worker: usize,
+        work: ExpertWork,
+    ) -> Result<(), TransportError> {
         std::thread::sleep(self.delay);
         self.sent.fetch_add(1, Ordering::SeqCst);
-        self.inner.send(worker, work)
-    }
-
-    fn receive(&mut self, deadline: Instant) -> Result<Reply, TransportError> {
-        self.inner.receive(deadline)
-    }
-
-    fn give_up(&mut self, worker: usize, reason: &str) {
-        self.inner.give_up(worker, reason);
+        inner.send(worker, work)
     }
 }
 
@@ -113,7 +89,7 @@ impl Server {
         let counter = Arc::clone(&sent);
         let delay = Duration::from_millis(delay_ms);
         let cluster = LocalCluster::start_with(&options, limits, |inner| {
-            Box::new(Slow { inner, delay, sent: counter })
+            Box::new(Wrapped::new(inner, Slow { delay, sent: counter }))
         })
         .unwrap();
         let runtime = Runtime::new().unwrap();

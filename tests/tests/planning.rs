@@ -158,6 +158,12 @@ fn a_cluster_is_planned_or_refused() {
     let record = ["--record-routing", path(&trace)];
     let (_, code) = ask(generate_args(&container, &record));
     assert_eq!(code, Some(0));
+    // Heard of before the model, which is not there, is looked at.
+    let nowhere =
+        generate_args(&directory.path().join("none"), &["--record-routing", "/dev/null/a"]);
+    let output = run(&nowhere.iter().map(String::as_str).collect::<Vec<_>>());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("cannot write the routing to /dev/null/a"), "{said}");
     let mut simulated = plan(&hosts("4GiB", "cap = 1"), &[]);
     simulated.extend(["--simulate".to_owned(), path(&trace).to_owned()]);
     let (found, code) = ask(simulated);

@@ -6,7 +6,11 @@ mod report;
 #[cfg(test)]
 mod tests;
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 use shimmer_proto::v1::{GenerateRequest, OutputParams, StopParams, generate_response::Event};
@@ -81,11 +85,20 @@ pub fn run(
             "give --in-process and --container: the same request wants the same experts there",
         ));
     }
+    // Before the model is loaded: a file that cannot be written is heard of at once.
+    let cannot_record = |path: &Path, error| {
+        Error::failed(format!("cannot write the routing to {}", path.display()), error)
+    };
+    let record = record
+        .map(|path| {
+            File::create(path).map_err(|error| cannot_record(path, error)).map(|f| (path, f))
+        })
+        .transpose()?;
     let traces =
         Traces::start(traces.config()?.as_ref(), "generate", &std::process::id().to_string())?;
     let tracer = traces.as_ref().map(Traces::tracer).unwrap_or_default();
     block_on(async {
-        let ear = record.map(|_| Ear::default());
+        let ear = record.as_ref().map(|_| Ear::default());
         let backend = Backend::open_with(config.target, ear.clone()).await?;
         for _ in 0..input.repeat.get() {
             let vocab_size =
@@ -118,11 +131,9 @@ pub fn run(
                 }
             }
         }
-        if let (Some(path), Some(ear)) = (record, ear) {
+        if let (Some((path, mut file)), Some(ear)) = (record, ear) {
             let trace = Trace::of(&ear.take().sent).to_json_lines();
-            std::fs::write(path, trace).map_err(|error| {
-                Error::failed(format!("cannot write the routing to {}", path.display()), error)
-            })?;
+            file.write_all(trace.as_bytes()).map_err(|error| cannot_record(path, error))?;
         }
         Ok(())
     })

@@ -20,6 +20,29 @@ Examples:
   shimmer tokenize --chat 'Hello' --json
   shimmer tokenize 'Hello' --endpoint https://models.example:50051 --ca ca.pem --api-key-file key";
 
+/// Who is asked.
+#[derive(Debug, Args)]
+struct CoordinatorArgs {
+    /// Coordinators as host:port, or https://host:port where they speak TLS; the first one that can be reached answers
+    #[arg(
+        long,
+        env = "SHIMMER_ENDPOINT",
+        value_name = "ADDRESS,...",
+        value_delimiter = ',',
+        default_value = "localhost:50051"
+    )]
+    endpoint: Vec<ApiAddress>,
+    #[command(flatten)]
+    access: Access,
+}
+
+impl CoordinatorArgs {
+    async fn open(&self) -> Result<Backend, Error> {
+        let endpoints = Endpoints::new(self.endpoint.clone(), self.access.clone());
+        Backend::open(Target::Endpoint(endpoints)).await
+    }
+}
+
 /// Flags of `shimmer tokenize`.
 #[derive(Debug, Args)]
 #[command(after_help = TOKENIZE_EXAMPLES)]
@@ -39,17 +62,8 @@ pub struct TokenizeArgs {
     /// One JSON object instead of the ids
     #[arg(long)]
     json: bool,
-    /// Coordinators as host:port, or https://host:port where they speak TLS; the first one that can be reached answers
-    #[arg(
-        long,
-        env = "SHIMMER_ENDPOINT",
-        value_name = "ADDRESS,...",
-        value_delimiter = ',',
-        default_value = "localhost:50051"
-    )]
-    endpoint: Vec<ApiAddress>,
     #[command(flatten)]
-    access: Access,
+    coordinator: CoordinatorArgs,
 }
 
 /// Flags of `shimmer detokenize`.
@@ -61,22 +75,8 @@ pub struct DetokenizeArgs {
     /// Leaves out special tokens
     #[arg(long)]
     skip_special: bool,
-    /// Coordinators as host:port, or https://host:port where they speak TLS; the first one that can be reached answers
-    #[arg(
-        long,
-        env = "SHIMMER_ENDPOINT",
-        value_name = "ADDRESS,...",
-        value_delimiter = ',',
-        default_value = "localhost:50051"
-    )]
-    endpoint: Vec<ApiAddress>,
     #[command(flatten)]
-    access: Access,
-}
-
-async fn open(addresses: &[ApiAddress], access: &Access) -> Result<Backend, Error> {
-    let endpoints = Endpoints::new(addresses.to_vec(), access.clone());
-    Backend::open(Target::Endpoint(endpoints)).await
+    coordinator: CoordinatorArgs,
 }
 
 /// Shows token ids.
@@ -96,8 +96,7 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<(), Error> {
         add_special_tokens: args.no_special.then_some(false),
         parse_special_tokens: args.plain.then_some(false),
     };
-    let response =
-        block_on(async { open(&args.endpoint, &args.access).await?.tokenize(request).await })?;
+    let response = block_on(async { args.coordinator.open().await?.tokenize(request).await })?;
     if args.json {
         return output::json(
             &json!({ "token_ids": response.token_ids, "rendered": response.rendered }),
@@ -116,7 +115,5 @@ pub fn detokenize(args: &DetokenizeArgs) -> Result<(), Error> {
         token_ids: args.token_ids.clone(),
         skip_special_tokens: args.skip_special.then_some(true),
     };
-    output::line(&block_on(async {
-        open(&args.endpoint, &args.access).await?.detokenize(request).await
-    })?)
+    output::line(&block_on(async { args.coordinator.open().await?.detokenize(request).await })?)
 }

@@ -69,13 +69,27 @@ text_setting! {
     Url(EtcdUrl)
 }
 
-/// Declares a role's settings with the macro that is named first, with the keys of membership behind its own.
+/// Declares a role's settings with the macro that is named first, with the keys that every member has behind its own.
 macro_rules! settings_with_cluster {
     ($inner:ident: $(#[$meta:meta])* pub struct $name:ident { $($own:tt)* }) => {
         $inner! {
             $(#[$meta])*
             pub struct $name {
                 $($own)*
+
+                /// Certificates of the authorities that sign this cluster's members; with tls-cert and tls-key, traffic between members
+                /// is encrypted and both ends are checked
+                #[arg(long, env = "SHIMMER_TLS_CA", value_name = "FILE", help_heading = "Security")]
+                tls_ca: std::path::PathBuf,
+                    because "without the three files anybody who reaches the port is believed: for trusted networks only";
+
+                /// Certificate of this member, and those between it and the authority
+                #[arg(long, env = "SHIMMER_TLS_CERT", value_name = "FILE", help_heading = "Security")]
+                tls_cert: std::path::PathBuf, because "read again when it changes";
+
+                /// Key of the certificate
+                #[arg(long, env = "SHIMMER_TLS_KEY", value_name = "FILE", help_heading = "Security")]
+                tls_key: std::path::PathBuf, because "read again when it changes";
 
                 /// Name of the cluster that this process belongs to: its keys in etcd are under /shimmer/NAME/
                 #[arg(long, env = "SHIMMER_CLUSTER", value_name = "NAME", help_heading = "Membership")]

@@ -160,19 +160,6 @@ settings_with_cluster! {
         metrics_listen: SocketAddr,
             because "without it there is no page: it tells names and load to whoever can reach it";
 
-        /// Certificates of the authorities that sign this cluster's members; with tls-cert and tls-key, traffic between members
-        /// is encrypted and both ends are checked
-        #[arg(long, env = "SHIMMER_TLS_CA", value_name = "FILE", help_heading = "Security")]
-        tls_ca: PathBuf, because "without the three files anybody who reaches the port is believed: for trusted networks only";
-
-        /// Certificate of this member, and those between it and the authority
-        #[arg(long, env = "SHIMMER_TLS_CERT", value_name = "FILE", help_heading = "Security")]
-        tls_cert: PathBuf, because "read again when it changes";
-
-        /// Key of the certificate
-        #[arg(long, env = "SHIMMER_TLS_KEY", value_name = "FILE", help_heading = "Security")]
-        tls_key: PathBuf, because "read again when it changes";
-
         /// File of the keys that clients must show, one a line, as `key` or `name:key`
         #[arg(long, env = "SHIMMER_API_KEYS", value_name = "FILE", help_heading = "Security")]
         api_keys: PathBuf, because "without it every client is served; read again when it changes";

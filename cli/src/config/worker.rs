@@ -68,19 +68,6 @@ settings_with_cluster! {
         metrics_listen: SocketAddr,
             because "without it there is no page: it tells names and load to whoever can reach it";
 
-        /// Certificates of the authorities that sign this cluster's members; with tls-cert and tls-key, traffic between members
-        /// is encrypted and both ends are checked
-        #[arg(long, env = "SHIMMER_TLS_CA", value_name = "FILE", help_heading = "Security")]
-        tls_ca: PathBuf, because "without the three files anybody who reaches the port is believed: for trusted networks only";
-
-        /// Certificate of this member, and those between it and the authority
-        #[arg(long, env = "SHIMMER_TLS_CERT", value_name = "FILE", help_heading = "Security")]
-        tls_cert: PathBuf, because "read again when it changes";
-
-        /// Key of the certificate
-        #[arg(long, env = "SHIMMER_TLS_KEY", value_name = "FILE", help_heading = "Security")]
-        tls_key: PathBuf, because "read again when it changes";
-
         /// Collector that takes spans over OTLP, for example <http://localhost:4317>
         #[arg(long, env = "SHIMMER_OTLP_ENDPOINT", value_name = "URL")]
         otlp_endpoint: String, because "without it there are no traces; which requests are traced is for the coordinator to say";

@@ -4,20 +4,21 @@
 //! out. A guest that makes no call holds his seat for a limited time only. Keys are looked at for each call.
 
 use std::{
-    io::{self, IoSlice},
+    io,
     pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    task::{Context, Poll},
+    task::Context,
     time::Duration,
 };
 
 use serde::Serialize;
-use shimmer_proto::tls::{AcceptError, Acceptor, PeerStream, Refusal, ServerTls, refuse};
+use shimmer_proto::tls::{
+    AcceptError, Acceptor, Companion, PeerStream, Refusal, ServerTls, refuse,
+};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::JoinSet,
@@ -25,11 +26,7 @@ use tokio::{
 };
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Request, Status,
-    service::Interceptor,
-    transport::server::{Connected, TcpConnectInfo},
-};
+use tonic::{Request, Status, service::Interceptor, transport::server::TcpConnectInfo};
 
 use super::keys::{ApiKeys, KeyRefusal};
 
@@ -129,7 +126,7 @@ pub(crate) struct Door {
     refusals: Arc<Semaphore>,
     options: DoorOptions,
     counters: Arc<DoorCounters>,
-    guests: mpsc::Sender<io::Result<Guest>>,
+    guests: mpsc::Sender<io::Result<PeerStream<Guest>>>,
 }
 
 impl Door {
@@ -137,7 +134,7 @@ impl Door {
     pub(crate) fn new(
         options: DoorOptions,
         counters: Arc<DoorCounters>,
-    ) -> (Self, impl Stream<Item = io::Result<Guest>> + use<>) {
+    ) -> (Self, impl Stream<Item = io::Result<PeerStream<Guest>>> + use<>) {
         let (guests, incoming) = mpsc::channel(HALL);
         let door = Self {
             acceptor: Acceptor::new(options.tls.clone(), options.handshake_timeout),
@@ -192,7 +189,7 @@ impl Door {
         tasks.spawn(async move {
             match acceptor.accept(socket).await {
                 Ok(stream) => {
-                    let guest = Guest::new(stream, seat, patience, counters);
+                    let guest = stream.with(Guest::new(seat, patience, counters));
                     // Without a server the process is ending.
                     drop(guests.send(Ok(guest)).await);
                 }
@@ -224,9 +221,8 @@ async fn show_out(acceptor: &Acceptor, socket: TcpStream, limit: usize) {
     }
 }
 
-/// A client's connection.
+/// What stays with a client's connection.
 pub(crate) struct Guest {
-    stream: PeerStream,
     called: Arc<AtomicBool>,
     /// Runs while no call has come.
     patience: Option<Pin<Box<Sleep>>>,
@@ -235,15 +231,10 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    fn new(
-        stream: PeerStream,
-        seat: OwnedSemaphorePermit,
-        patience: Duration,
-        counters: Arc<DoorCounters>,
-    ) -> Self {
+    fn new(seat: OwnedSemaphorePermit, patience: Duration, counters: Arc<DoorCounters>) -> Self {
         bump(&counters.open);
         let patience = Some(Box::pin(tokio::time::sleep(patience)));
-        Self { stream, called: Arc::default(), patience, counters, _seat: seat }
+        Self { called: Arc::default(), patience, counters, _seat: seat }
     }
 
     /// Whether the guest has made no call for too long.
@@ -268,58 +259,20 @@ pub(crate) struct GuestInfo {
     peer: Option<std::net::SocketAddr>,
 }
 
-impl Connected for Guest {
-    type ConnectInfo = GuestInfo;
+impl Companion for Guest {
+    type Info = GuestInfo;
 
-    fn connect_info(&self) -> GuestInfo {
-        let info: TcpConnectInfo = self.stream.connect_info();
-        GuestInfo { called: Arc::clone(&self.called), peer: info.remote_addr() }
+    fn info(&self, tcp: TcpConnectInfo) -> GuestInfo {
+        GuestInfo { called: Arc::clone(&self.called), peer: tcp.remote_addr() }
     }
-}
 
-impl AsyncRead for Guest {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let guest = self.get_mut();
-        if guest.is_overdue(cx) {
-            guest.patience = None;
-            bump(&guest.counters.silent);
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "no call came")));
+    fn admit(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if !self.is_overdue(cx) {
+            return Ok(());
         }
-        Pin::new(&mut guest.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Guest {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        self.patience = None;
+        bump(&self.counters.silent);
+        Err(io::Error::new(io::ErrorKind::TimedOut, "no call came"))
     }
 }
 

@@ -196,7 +196,8 @@ impl Exchange {
         let workers = transport.workers().len();
         self.trace.round(round.layer, *now);
         self.stats.resize(workers, WorkerStats::default());
-        self.recipients.begin(workers, *now);
+        let paced = self.policy.hedge_factor > 0.0;
+        self.recipients.begin(&**transport, paced, *now);
         self.audits.clear();
         self.deadline = now.checked_add(round.deadline);
         let (plan, recipients) = (&mut self.plan, &mut self.recipients);
@@ -235,6 +236,7 @@ impl Exchange {
                 || !self.audit(reach, part)
             {
                 self.send(reach, part);
+                self.spare(reach, part);
             }
         }
         self.sums.clear();

@@ -71,7 +71,7 @@ impl FaultPolicy {
 pub struct FaultCounts {
     /// Messages whose worker was lost or refused, sent to others.
     pub resent: u64,
-    /// Messages sent to others beside a worker that was late.
+    /// Messages sent to others beside a worker that was late or has become slow.
     pub hedged: u64,
     /// Of these, the ones that the others answered first.
     pub hedges_won: u64,
@@ -91,6 +91,26 @@ pub struct FaultCounts {
     pub dropped: u64,
     /// Rows that failed because nobody could compute their experts.
     pub unavailable_rows: u64,
+}
+
+impl FaultCounts {
+    /// What happened after an earlier moment of the same engine.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            resent: self.resent - earlier.resent,
+            hedged: self.hedged - earlier.hedged,
+            hedges_won: self.hedges_won - earlier.hedges_won,
+            adopted: self.adopted - earlier.adopted,
+            own_copies: self.own_copies - earlier.own_copies,
+            audits: self.audits - earlier.audits,
+            audits_skipped: self.audits_skipped - earlier.audits_skipped,
+            mismatches: self.mismatches - earlier.mismatches,
+            quarantines: self.quarantines - earlier.quarantines,
+            dropped: self.dropped - earlier.dropped,
+            unavailable_rows: self.unavailable_rows - earlier.unavailable_rows,
+        }
+    }
 }
 
 #[cfg(test)]

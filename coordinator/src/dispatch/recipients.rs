@@ -1,10 +1,10 @@
-//! HOT PATH. Who computes an expert: a copy that serves; else a worker that reads it from its own drive; else the
-//! coordinator's own copy; else one that is late. A sans-I/O core.
+//! HOT PATH. Who computes an expert: a copy that serves, rather one that has not become slow; else a worker that reads it
+//! from its own drive; else the coordinator's own copy; else one that is late. A sans-I/O core.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{ExpertTransport, Standing};
+use super::{ExpertTransport, Pace, Standing};
 
 /// Who a message goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +22,12 @@ pub(super) enum Recipient {
 pub(super) struct Recipients {
     /// Experts given to each worker in this layer.
     loads: Vec<u32>,
+    /// How each worker is treated in this layer.
+    paces: Vec<Pace>,
+    /// Rounds since a worker was last tried that is slow.
+    spared: Vec<u32>,
+    /// Workers that are slow and get their work in this layer as if they were not.
+    tried: Vec<usize>,
     /// By expert, the choice of this layer: an expert's weights are read by one worker.
     chosen: Vec<Option<Recipient>>,
     /// Experts that a worker could not read lately, and until when others are asked first.
@@ -37,11 +43,31 @@ pub(super) struct Except<'a> {
     pub(super) last_resorts: bool,
 }
 
+/// A worker that is slow gets its work in one of so many rounds, to show whether it is well again. A prime number, so that
+/// these are not always rounds of the same layer.
+const TRIED_EVERY: u32 = 17;
+
 impl Recipients {
-    /// Begins a layer.
-    pub(super) fn begin(&mut self, workers: usize, now: Instant) {
+    /// Begins a layer. Workers that are slow are avoided where `paced`.
+    pub(super) fn begin(&mut self, transport: &dyn ExpertTransport, paced: bool, now: Instant) {
+        let workers = transport.workers().len();
         self.loads.clear();
         self.loads.resize(workers, 0);
+        self.paces.clear();
+        self.tried.clear();
+        self.spared.resize(workers, 0);
+        for (worker, spared) in self.spared.iter_mut().enumerate() {
+            let pace = if paced { transport.pace(worker) } else { Pace::Usual };
+            *spared = if pace == Pace::Usual { 0 } else { *spared + 1 };
+            // What it still owes would be in the way of the answer, and says as much.
+            if *spared >= TRIED_EVERY && transport.owes_nothing(worker) {
+                *spared = 0;
+                self.tried.push(worker);
+                self.paces.push(Pace::Usual);
+            } else {
+                self.paces.push(pace);
+            }
+        }
         self.chosen.clear();
         if !self.sick.is_empty() {
             self.sick.retain(|_, until| *until > now);
@@ -55,6 +81,11 @@ impl Recipients {
         if self.sick.len() < SICK_MAX {
             self.sick.insert((worker, layer, expert), until);
         }
+    }
+
+    /// Whether a worker that has become slow gets its work in this layer as if it had not.
+    pub(super) fn tries(&self, worker: usize) -> bool {
+        self.tried.contains(&worker)
     }
 
     /// Another worker has this place now.
@@ -98,9 +129,13 @@ impl Recipients {
         let serving = |&worker: &usize| transport.standing(worker) == Standing::Serving;
         // The first choice wins ties.
         let able = copies.iter().copied().filter(fresh).filter(serving);
-        let mut best = able.min_by_key(|&worker| self.load(worker));
-        if best.is_none() {
-            best = transport.stand_ins(layer).into_iter().filter(fresh).find(serving);
+        let mut best = able.min_by_key(|&worker| (self.paced(worker), self.load(worker)));
+        if best.is_none_or(|worker| self.paced(worker) == Pace::Costly) {
+            let stand_ins = transport.stand_ins(layer).into_iter().filter(fresh).filter(serving);
+            let stand_in = stand_ins.min_by_key(|&worker| self.paced(worker));
+            // A slow worker that holds an expert is better than one that has to read it.
+            let slow = |&worker: &usize| self.paced(worker) != Pace::Usual;
+            best = stand_in.filter(|stand_in| best.is_none() || !slow(stand_in)).or(best);
         }
         if best.is_none() && last_resorts {
             if transport.has_own_copy(layer) {
@@ -117,6 +152,10 @@ impl Recipients {
             *load += 1;
         }
         Recipient::Worker(worker)
+    }
+
+    fn paced(&self, worker: usize) -> Pace {
+        self.paces.get(worker).copied().unwrap_or_default()
     }
 
     fn load(&self, worker: usize) -> u32 {

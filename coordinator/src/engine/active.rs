@@ -62,7 +62,6 @@ impl Active {
         if let Some(trace) = &mut self.trace {
             let now = SystemTime::now();
             trace.span(names::QUEUE, [now.checked_sub(waited).unwrap_or(now), now]);
-            trace.ended(Some("the client has gone".to_owned()));
         }
         self.workers = workers.to_vec();
         self.events.send(Event::Started {

@@ -86,6 +86,7 @@ impl EngineStats {
             workers: self.workers.iter().zip(before).map(worker).collect(),
             recall: self.recall.since(&earlier.recall),
             hints: self.hints - earlier.hints,
+            faults: self.faults.since(&earlier.faults),
             requests: self.requests.since(&earlier.requests),
             refused: self.refused.since(&earlier.refused),
             ..*self

@@ -71,8 +71,10 @@ impl StepLoop<'_> {
             self.step();
             self.publish();
         }
-        for (_, job) in std::mem::take(&mut self.jobs) {
-            fail(job, GenerationError::ShuttingDown);
+        while let Some(&id) = self.jobs.keys().next() {
+            if let Some(job) = self.remove(id) {
+                self.fail_job(job, GenerationError::ShuttingDown);
+            }
         }
     }
 
@@ -225,8 +227,11 @@ impl StepLoop<'_> {
             match unread {
                 None => {
                     tracing::debug!(sequence = id.0, "the client has gone");
-                    if let Some(Job::Generation(active)) = self.remove(id) {
+                    if let Some(Job::Generation(mut active)) = self.remove(id) {
                         self.stats.ended(&active.ended(FinishReason::Cancelled));
+                        if let Some(trace) = &mut active.trace {
+                            trace.ended(Some("the client has gone".to_owned()));
+                        }
                     }
                 }
                 Some(unread) => self.fail(id, GenerationError::SlowConsumer { unread }),

@@ -12,6 +12,7 @@ use prometheus_client::{
 };
 use shimmer_kernels::PAGE_POSITIONS;
 
+use super::buckets;
 use crate::engine::{EngineStats, LATENCY_BOUNDS_MS, RequestStats, Spread, TOKEN_BOUNDS};
 
 /// Encodes the engine's figures whenever it is asked for.
@@ -142,7 +143,7 @@ where
                 let mut metric =
                     encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
                 let spread = read(&stats.requests);
-                let (sum, buckets) = (sum(spread, unit), buckets(spread, &bounds));
+                let (sum, buckets) = (sum(spread, unit), buckets(bounds, spread.counts));
                 let mut metric = metric.encode_family(&alone)?;
                 metric.encode_histogram::<NoLabelSet>(sum, spread.count(), &buckets, None)?;
             }
@@ -159,9 +160,4 @@ where
 #[expect(clippy::cast_precision_loss, reason = "sums for rates")]
 fn sum(spread: &Spread, unit: f64) -> f64 {
     spread.sum as f64 / unit
-}
-
-/// As the encoder takes them: the last bucket has no bound.
-fn buckets(spread: &Spread, bounds: &[f64]) -> Vec<(f64, u64)> {
-    bounds.iter().copied().chain([f64::INFINITY]).zip(spread.counts).collect()
 }

@@ -28,6 +28,8 @@ pub struct RemoteCounters {
     pub probes: u64,
     /// Those of these that did not answer.
     pub failed_probes: u64,
+    /// Workers found to have become slow.
+    pub slowed: u64,
     /// Replies that were not awaited.
     pub dropped: Dropped,
 }
@@ -55,6 +57,7 @@ impl RemoteObserver {
             unreadable_frames: sum(|counters| &counters.unreadable_frames),
             probes: sum(|counters| &counters.probes),
             failed_probes: sum(|counters| &counters.failed_probes),
+            slowed: sum(|counters| &counters.slowed),
             dropped: *self.dropped.lock().unwrap_or_else(PoisonError::into_inner),
         }
     }

@@ -23,6 +23,7 @@ pub(super) struct LinkCounters {
     pub(super) unreadable_frames: AtomicU64,
     pub(super) probes: AtomicU64,
     pub(super) failed_probes: AtomicU64,
+    pub(super) slowed: AtomicU64,
 }
 
 impl LinkCounters {

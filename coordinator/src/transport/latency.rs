@@ -11,8 +11,8 @@ const WINDOW: usize = 64;
 const ENOUGH: usize = 16;
 /// One of so many replies is no measure of what is usual: it may be the one that came while the host was busy.
 const ONE_OUTLIER_OF: usize = 24;
-/// Sizes are told apart by the power of two of their rows.
-const SIZES: usize = 14;
+/// Sizes are told apart by the power of two of their rows, see [`size`].
+pub(super) const SIZES: usize = 14;
 
 #[derive(Debug, Clone)]
 pub(super) struct LatencyTracker {
@@ -70,7 +70,8 @@ impl LatencyTracker {
     }
 }
 
-fn size(rows: u32) -> usize {
+/// The place of a size among [`SIZES`].
+pub(super) fn size(rows: u32) -> usize {
     (rows.max(1).ilog2() as usize).min(SIZES - 1)
 }
 

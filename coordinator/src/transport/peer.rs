@@ -8,10 +8,13 @@ use std::{
 
 use shimmer_proto::expert::v1::Fence;
 
-use super::{RemoteConfig, board::Member, lane::Lane, latency::LatencyTracker};
+use super::{RemoteConfig, board::Member, lane::Lane, latency::LatencyTracker, pace::WorkerPace};
 
 /// Looking through the last answers takes a tenth of a microsecond, which is not worth it for each.
 const TELL_EVERY: u32 = 16;
+
+/// Messages to one worker that may be left behind in a layer and still be of interest.
+const STRAYS_MAX: usize = 16;
 
 /// See the module.
 #[derive(Debug)]
@@ -22,8 +25,11 @@ pub(super) struct Peer {
     pub(super) absent_layers: Arc<[u32]>,
     pub(super) weight: f64,
     pub(super) latency: LatencyTracker,
+    pub(super) pace: WorkerPace,
     /// Work that is out, oldest first. A worker answers in order.
     out: VecDeque<Out>,
+    /// Work whose answer nobody awaits any more, but which says how long the worker takes, oldest first.
+    strays: VecDeque<Out>,
     /// Answers since observers were told what is usual.
     untold: u32,
     /// The session that the work went to.
@@ -68,7 +74,9 @@ impl Peer {
             absent_layers: Arc::clone(&member.absent_layers),
             weight: member.weight,
             latency: LatencyTracker::new(config.layer_floor, config.layer_ceiling),
+            pace: WorkerPace::default(),
             out: VecDeque::new(),
+            strays: VecDeque::new(),
             untold: 0,
             session: 0,
             proving: false,
@@ -99,27 +107,46 @@ impl Peer {
     pub(super) fn keep_place(&mut self, fence: &Fence) {
         let place = |f: &Fence| (f.epoch, f.generation, f.step, f.layer);
         if self.out.iter().any(|out| place(&out.fence) != place(fence)) {
-            self.out.retain(|out| place(&out.fence) == place(fence));
+            let is_here = |out: &Out| place(&out.fence) == place(fence);
+            self.strays.extend(self.out.iter().filter(|out| !is_here(out)));
+            self.out.retain(is_here);
+            let above = self.strays.len().saturating_sub(STRAYS_MAX);
+            self.strays.drain(..above);
         }
     }
 
-    /// Takes down an answer to work that is out.
-    pub(super) fn settled(&mut self, part: u32, now: Instant) {
+    /// Whether it owes no answer, awaited or not.
+    pub(super) fn owes_nothing(&self, now: Instant, config: &RemoteConfig) -> bool {
+        // One that has not come for so long will not come any more.
+        let comes = |out: &Out| now.saturating_duration_since(out.sent) < config.layer_ceiling;
+        self.out.is_empty() && !self.strays.iter().any(comes)
+    }
+
+    /// Work that an answer belongs to which nobody awaits. What went out before it will not be answered.
+    pub(super) fn stray(&mut self, fence: &Fence) -> Option<Out> {
+        let place = self.strays.iter().position(|out| out.fence == *fence)?;
+        self.strays.drain(..=place).next_back()
+    }
+
+    /// Takes down an answer to work that is out; that work. A worker answers in order: what went out before is not answered.
+    pub(super) fn settled(&mut self, part: u32, now: Instant) -> Option<Out> {
         self.answered = now;
-        if let Some(place) = self.out.iter().position(|out| out.fence.part == part) {
-            let out = self.out.remove(place).expect("the place was found");
-            self.latency.record(out.rows, now.saturating_duration_since(out.sent));
-            self.untold += 1;
-            if self.untold == TELL_EVERY {
-                self.untold = 0;
-                self.lane.set_usual(self.latency.usual(1).unwrap_or_default());
-            }
+        self.strays.clear();
+        let place = self.out.iter().position(|out| out.fence.part == part)?;
+        let out = self.out.remove(place)?;
+        self.latency.record(out.rows, now.saturating_duration_since(out.sent));
+        self.untold += 1;
+        if self.untold == TELL_EVERY {
+            self.untold = 0;
+            self.lane.set_usual(self.latency.usual(1).unwrap_or_default());
         }
+        Some(out)
     }
 
     /// Nothing is out any more.
     pub(super) fn forget_work(&mut self) {
         self.out.clear();
+        self.strays.clear();
         self.proving = false;
     }
 

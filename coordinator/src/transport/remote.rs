@@ -27,13 +27,15 @@ use super::{
     counters::{RemoteCounters, RemoteObserver},
     handle::ClusterHandle,
     heat::HeatKeeper,
+    lane::LinkCounters,
     link::{Carriers, Event, Ground, News},
+    pace::usual_among,
     peer::{Due, Out, Peer},
     plans::{Plan, Plans},
     status::ClusterStatus,
 };
 use crate::{
-    dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo},
+    dispatch::{ExpertTransport, Pace, PartLimits, Reply, Standing, TransportError, WorkerInfo},
     fence::{Dropped, Ledger, Verdict},
 };
 
@@ -194,6 +196,8 @@ impl RemoteWorkers {
                     Err(error) => error.fence,
                 };
                 if self.ledger.settle(worker, fence.as_ref()) != Verdict::Accept {
+                    let out = fence.and_then(|fence| self.peers[worker].stray(&fence));
+                    self.observe(worker, out, Instant::now());
                     *self.dropped.lock().unwrap_or_else(PoisonError::into_inner) =
                         self.ledger.dropped();
                     tracing::debug!(worker, ?fence, "dropped a reply that nothing waits for");
@@ -201,15 +205,39 @@ impl RemoteWorkers {
                 }
                 let peer = &mut self.peers[worker];
                 if let Some(fence) = fence {
-                    peer.settled(fence.part, Instant::now());
+                    let now = Instant::now();
+                    let out = peer.settled(fence.part, now);
                     if let Err(error) = &*outcome
                         && matches!(error.code(), ErrorCode::NotOwned | ErrorCode::Load)
                     {
                         // It may have refused what it was to adopt; that is said again the next time.
                         peer.forget_adopted(Some(fence.layer));
                     }
+                    self.observe(worker, out, now);
                 }
                 Some(Ok(Reply { worker, outcome: *outcome }))
+            }
+        }
+    }
+
+    /// Learns from an answer how fast a worker is beside the others.
+    fn observe(&mut self, worker: usize, out: Option<Out>, now: Instant) {
+        let Some(out) = out else { return };
+        let others = self
+            .peers
+            .iter()
+            .enumerate()
+            .filter(|(other, peer)| *other != worker && peer.lane.serves(out.fence.generation));
+        let others = usual_among(others.map(|(_, peer)| peer.pace.ratio()));
+        let peer = &mut self.peers[worker];
+        if peer.pace.observe(out.rows, now.saturating_duration_since(out.sent), others) {
+            let (id, ratio) = (&self.infos[worker].id, peer.pace.ratio());
+            match peer.pace.pace() {
+                Pace::Usual => tracing::info!(worker = id, "worker answers as usual again"),
+                pace => {
+                    LinkCounters::bump(&peer.lane.counters.slowed);
+                    tracing::warn!(worker = id, ratio, ?pace, "worker has become slow");
+                }
             }
         }
     }
@@ -347,6 +375,14 @@ impl ExpertTransport for RemoteWorkers {
 
     fn usual(&self, worker: usize, rows: u32) -> Option<Duration> {
         self.peers[worker].latency.usual(rows)
+    }
+
+    fn pace(&self, worker: usize) -> Pace {
+        self.peers[worker].pace.pace()
+    }
+
+    fn owes_nothing(&self, worker: usize) -> bool {
+        self.peers[worker].owes_nothing(Instant::now(), &self.config)
     }
 
     fn suspect(&mut self, worker: usize) {

@@ -12,6 +12,7 @@ use tokio::{
     net::TcpStream,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::either::Either;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use super::{Refusal, ServerTls, reason, refuse};
@@ -96,11 +97,11 @@ impl Acceptor {
             Ok(_) => {}
         }
         match (&self.tls, first[0] == TLS_HANDSHAKE) {
-            (None, false) => Ok(PeerStream::Plain(socket)),
+            (None, false) => Ok(PeerStream::new(Either::Left(socket))),
             (Some(tls), true) => {
                 let acceptor = TlsAcceptor::from(tls.config());
                 match acceptor.accept(socket).await {
-                    Ok(stream) => Ok(PeerStream::Tls(Box::new(stream))),
+                    Ok(stream) => Ok(PeerStream::new(Either::Right(Box::new(stream)))),
                     Err(error) => Err(AcceptError::Handshake(reason::of_io(&error))),
                 }
             }
@@ -117,80 +118,100 @@ impl Acceptor {
     }
 }
 
-/// A peer's bytes, with or without TLS around them.
+/// A peer's bytes, with or without TLS around them, and what stays with its connection until that is closed.
 #[derive(Debug)]
-pub enum PeerStream {
-    /// As they are.
-    Plain(TcpStream),
-    /// Through TLS.
-    Tls(Box<TlsStream<TcpStream>>),
+pub struct PeerStream<C = ()> {
+    bytes: Either<TcpStream, Box<TlsStream<TcpStream>>>,
+    companion: C,
 }
 
-impl Connected for PeerStream {
-    type ConnectInfo = TcpConnectInfo;
+/// What stays with a connection.
+pub trait Companion: Unpin {
+    /// What a call knows of its connection.
+    type Info: Clone + Send + Sync + 'static;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        match self {
-            Self::Plain(stream) => stream.connect_info(),
-            Self::Tls(stream) => stream.get_ref().0.connect_info(),
-        }
+    /// The same, of one with this address.
+    fn info(&self, tcp: TcpConnectInfo) -> Self::Info;
+
+    /// Called before each read; an error closes the connection.
+    ///
+    /// # Errors
+    /// The peer has been here for long enough.
+    fn admit(&mut self, _cx: &mut Context<'_>) -> io::Result<()> {
+        Ok(())
     }
 }
 
-impl AsyncRead for PeerStream {
+impl Companion for () {
+    type Info = TcpConnectInfo;
+
+    fn info(&self, tcp: TcpConnectInfo) -> TcpConnectInfo {
+        tcp
+    }
+}
+
+impl PeerStream {
+    fn new(bytes: Either<TcpStream, Box<TlsStream<TcpStream>>>) -> Self {
+        Self { bytes, companion: () }
+    }
+
+    /// The same bytes in company.
+    pub fn with<C: Companion>(self, companion: C) -> PeerStream<C> {
+        PeerStream { bytes: self.bytes, companion }
+    }
+}
+
+impl<C: Companion> Connected for PeerStream<C> {
+    type ConnectInfo = C::Info;
+
+    fn connect_info(&self) -> C::Info {
+        let tcp = match &self.bytes {
+            Either::Left(stream) => stream,
+            Either::Right(stream) => stream.get_ref().0,
+        };
+        self.companion.info(tcp.connect_info())
+    }
+}
+
+impl<C: Companion> AsyncRead for PeerStream<C> {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        match self.companion.admit(cx) {
+            Ok(()) => Pin::new(&mut self.bytes).poll_read(cx, buf),
+            Err(error) => Poll::Ready(Err(error)),
         }
     }
 }
 
-impl AsyncWrite for PeerStream {
+impl<C: Companion> AsyncWrite for PeerStream<C> {
     fn poll_write(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
+        Pin::new(&mut self.bytes).poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
+        Pin::new(&mut self.bytes).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
-        }
+        self.bytes.is_write_vectored()
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.bytes).poll_flush(cx)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.bytes).poll_shutdown(cx)
     }
 }

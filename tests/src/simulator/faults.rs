@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use shimmer_coordinator::dispatch::Pace;
 use shimmer_proto::membership::{memory::WriteFault, records::LEADER};
 
 use super::{events::Event, world::World};
@@ -13,7 +14,7 @@ pub(super) enum Fault {
     Crash { worker: usize },
     /// A worker's process stands still.
     Pause { worker: usize },
-    /// A worker takes twenty times as long.
+    /// A worker takes twenty times as long, and coordinators have found out or have not.
     Slow { worker: usize },
     /// Nothing passes between two hosts, in one direction or both.
     Cut { coordinator: usize, worker: usize, to: bool, from: bool },
@@ -151,6 +152,8 @@ impl World {
             Fault::Slow { worker } => {
                 self.workers[worker].slow = true;
                 self.trouble(None, worker);
+                let pace = [Pace::Usual, Pace::Slow, Pace::Costly][self.dice.below(3)];
+                self.pace(worker, pace);
             }
             Fault::Cut { coordinator, worker, to, from } => {
                 let cut = &mut self.cut[coordinator][worker];
@@ -217,7 +220,10 @@ impl World {
         match fault {
             Fault::Crash { worker } => self.start(worker),
             Fault::Pause { worker } => self.workers[worker].paused = false,
-            Fault::Slow { worker } => self.workers[worker].slow = false,
+            Fault::Slow { worker } => {
+                self.workers[worker].slow = false;
+                self.pace(worker, Pace::Usual);
+            }
             Fault::Cut { coordinator, worker, .. } => self.cut[coordinator][worker] = [false; 2],
             Fault::StoreCut { coordinator } => self.coordinators[coordinator].store.reconnect(),
             Fault::Blind { coordinator } => self.coordinators[coordinator].store.release_view(),
@@ -244,6 +250,11 @@ impl World {
             | Fault::ClockJump { .. } => {}
         }
         Ok(())
+    }
+
+    /// Every coordinator finds a worker to be so fast.
+    fn pace(&mut self, worker: usize, pace: Pace) {
+        self.coordinators.iter_mut().for_each(|c| c.transport.paces[worker] = pace);
     }
 
     /// Everything that still lasts ends.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use shimmer_coordinator::{
-    dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo},
+    dispatch::{ExpertTransport, Pace, PartLimits, Reply, Standing, TransportError, WorkerInfo},
     fence::Ledger,
     placement::Placement,
 };
@@ -26,6 +26,7 @@ pub(super) struct ModelTransport {
     /// Most rows that each worker takes in one message.
     max_rows: Vec<usize>,
     pub(super) standings: Vec<Standing>,
+    pub(super) paces: Vec<Pace>,
     pub(super) placement: Arc<Placement>,
     pub(super) stamp: Stamp,
     pub(super) now: Instant,
@@ -52,6 +53,7 @@ impl ModelTransport {
             infos: workers.iter().map(|worker| WorkerInfo { id: worker.id.clone() }).collect(),
             max_rows: workers.iter().map(|worker| worker.max_rows).collect(),
             standings: vec![Standing::Away; count],
+            paces: vec![Pace::Usual; count],
             placement: Arc::default(),
             stamp: Stamp::new(epoch, 0),
             now,
@@ -124,6 +126,10 @@ impl ExpertTransport for ModelTransport {
 
     fn usual(&self, _worker: usize, _rows: u32) -> Option<Duration> {
         Some(Duration::from_millis(60))
+    }
+
+    fn pace(&self, worker: usize) -> Pace {
+        self.paces[worker]
     }
 
     fn suspect(&mut self, worker: usize) {

@@ -10,14 +10,14 @@ use std::{
 };
 
 use shimmer_coordinator::{
-    dispatch::{ExpertTransport, PartLimits, Reply, Standing, TransportError, WorkerInfo},
+    dispatch::{ExpertTransport, TransportError, Wrapped, Wrapper},
     engine::{Engine, EngineConfig, EngineHandle, EngineParts, Event, EventStream},
     tokenizer::Tokenizer,
-    transport::{ClusterStatus, RemoteConfig, RemoteWorkers},
+    transport::{ClusterStatus, RemoteConfig},
 };
 use shimmer_kernels::Kernels;
 use shimmer_proto::{
-    expert::v1::{ExpertResult, ExpertWork, PrefetchHint, WorkerError},
+    expert::v1::ExpertWork,
     membership::{
         MembershipStore as _, Write,
         memory::{MemoryCluster, MemoryStore},
@@ -50,109 +50,35 @@ struct Gates {
     generation: AtomicU64,
 }
 
-/// The workers as the engine sees them.
+/// What stops the step thread.
 #[derive(Debug)]
-struct Gated {
-    inner: RemoteWorkers,
-    gates: Arc<Gates>,
-}
+struct Gatekeeper(Arc<Gates>);
 
-impl ExpertTransport for Gated {
-    fn between_steps(&mut self) {
-        self.inner.between_steps();
-        let step = self.gates.steps.load(Ordering::SeqCst);
-        if let Some(&wanted) = self.gates.generations.get(&step) {
+impl Wrapper for Gatekeeper {
+    fn between_steps(&mut self, inner: &mut dyn ExpertTransport) {
+        let Self(gates) = self;
+        inner.between_steps();
+        let step = gates.steps.load(Ordering::SeqCst);
+        if let Some(&wanted) = gates.generations.get(&step) {
             let what = format!("generation {wanted} before step {step}");
             wait_until(&what, SOON, || {
-                self.inner.between_steps();
-                self.inner.fence_base().1 >= wanted
+                inner.between_steps();
+                inner.fence_base().1 >= wanted
             });
         }
-        self.gates.generation.store(self.inner.fence_base().1, Ordering::SeqCst);
+        gates.generation.store(inner.fence_base().1, Ordering::SeqCst);
     }
 
-    fn workers(&self) -> &[WorkerInfo] {
-        self.inner.workers()
-    }
-
-    fn copies(&self, layer: u32, expert: u32) -> &[usize] {
-        self.inner.copies(layer, expert)
-    }
-
-    fn standing(&self, worker: usize) -> Standing {
-        self.inner.standing(worker)
-    }
-
-    fn stand_ins(&self, layer: u32) -> Vec<usize> {
-        self.inner.stand_ins(layer)
-    }
-
-    fn adopt(
+    fn send(
         &mut self,
+        inner: &mut dyn ExpertTransport,
         worker: usize,
-        layer: u32,
-        experts: &[u32],
-    ) -> Result<usize, TransportError> {
-        self.inner.adopt(worker, layer, experts)
-    }
-
-    fn used(&mut self, layer: u32, expert: u32, rows: u32) {
-        self.inner.used(layer, expert, rows);
-    }
-
-    fn contest(&mut self, worker: usize, layer: u32, experts: &[u32]) {
-        self.inner.contest(worker, layer, experts);
-    }
-
-    fn usual(&self, worker: usize, rows: u32) -> Option<Duration> {
-        self.inner.usual(worker, rows)
-    }
-
-    fn suspect(&mut self, worker: usize) {
-        self.inner.suspect(worker);
-    }
-
-    fn quarantine(&mut self, worker: usize, reason: &str) {
-        self.inner.quarantine(worker, reason);
-    }
-
-    fn own_copy(&mut self, work: &ExpertWork) -> Option<Result<ExpertResult, WorkerError>> {
-        self.inner.own_copy(work)
-    }
-
-    fn has_own_copy(&self, layer: u32) -> bool {
-        self.inner.has_own_copy(layer)
-    }
-
-    fn fence_base(&self) -> (u64, u64) {
-        self.inner.fence_base()
-    }
-
-    fn limits(&self, worker: usize) -> PartLimits {
-        self.inner.limits(worker)
-    }
-
-    fn send(&mut self, worker: usize, work: ExpertWork) -> Result<(), TransportError> {
+        work: ExpertWork,
+    ) -> Result<(), TransportError> {
         if let Some(fence) = &work.fence {
-            self.gates.steps.store(fence.step + 1, Ordering::SeqCst);
+            self.0.steps.store(fence.step + 1, Ordering::SeqCst);
         }
-        self.inner.send(worker, work)
-    }
-
-    fn wants_hints(&self, worker: usize) -> bool {
-        self.inner.wants_hints(worker)
-    }
-
-    fn hint(&mut self, worker: usize, hint: PrefetchHint) {
-        self.inner.hint(worker, hint);
-    }
-
-    fn receive(&mut self, deadline: Instant) -> Result<Reply, TransportError> {
-        self.inner.receive(deadline)
-    }
-
-    fn give_up(&mut self, worker: usize, reason: &str) {
-        self.inner.give_up(worker, reason);
+        inner.send(worker, work)
     }
 }
 
@@ -223,7 +149,7 @@ impl Live {
             container: bench::container(),
             kernels: Kernels::new(None).unwrap(),
             tokenizer: tokenizer(),
-            transport: Box::new(Gated { inner: remote, gates: Arc::clone(&gates) }),
+            transport: Box::new(Wrapped::new(Box::new(remote), Gatekeeper(Arc::clone(&gates)))),
             config: EngineConfig { threads: 1, kv_budget_bytes: 64 << 20, ..Default::default() },
             thread_start: None,
         })

@@ -30,7 +30,7 @@ use super::{
     drain::{Drain, Seats},
     room::WorkRoom,
     stream::{SessionStream, Shell},
-    watched::WatchedSocket,
+    watched::Watch,
 };
 use crate::{counters::Counters, expert_core::ExpertCore};
 
@@ -105,7 +105,7 @@ async fn serve(socket: PeerStream, peer: SocketAddr, shared: Shared) {
         seen.store(true, Ordering::Relaxed);
         Ok::<_, Status>(request)
     };
-    let one = tokio_stream::once(Ok::<_, io::Error>(WatchedSocket::new(socket, closed.clone())));
+    let one = tokio_stream::once(Ok::<_, io::Error>(socket.with(Watch::new(closed.clone()))));
     let incoming = one.chain(tokio_stream::pending());
     let ended = async {
         tokio::select! {

@@ -7,9 +7,9 @@
 use shimmer_proto::expert::v1::{ErrorCode, Fence};
 
 use super::{Exchange, Reach};
-use crate::dispatch::TransportError;
-use crate::dispatch::plan::State;
+use crate::dispatch::plan::{Entry, State};
 use crate::dispatch::recipients::{Except, Recipient};
+use crate::dispatch::{Pace, Standing, TransportError};
 use crate::gating::RowFault;
 
 impl Exchange {
@@ -179,6 +179,30 @@ impl Exchange {
             self.counts.hedged += 1;
             self.hedges_left -= 1.0;
         }
+    }
+
+    /// A part has gone to a worker that was slow, to show whether it still is: others get it at the same time, so that
+    /// nobody waits to see.
+    pub(super) fn spare(&mut self, reach: &mut Reach<'_>, part: usize) {
+        let Recipient::Worker(worker) = self.plan.parts[part].to else { return };
+        let out = self.plan.parts[part].is_out() && self.recipients.tries(worker);
+        let costly = || reach.transport.pace(worker) == Pace::Costly;
+        if !out || !(costly() || self.is_warm(reach, part, worker)) {
+            return;
+        }
+        let tried = self.asked(part);
+        let sent = self.cut_again(reach, part, Except { tried: &tried, last_resorts: false }, true);
+        self.counts.hedged += u64::from(sent > 0);
+    }
+
+    /// Whether others that serve hold all experts of a part.
+    fn is_warm(&self, reach: &Reach<'_>, part: usize, worker: usize) -> bool {
+        let layer = reach.round.layer;
+        let able = |&other: &usize| {
+            other != worker && reach.transport.standing(other) == Standing::Serving
+        };
+        let held = |entry: &Entry| reach.transport.copies(layer, entry.expert).iter().any(able);
+        self.plan.entries(part).iter().all(held)
     }
 
     /// Cuts a part again and sends its children; their number.

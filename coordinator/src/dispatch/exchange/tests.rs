@@ -9,6 +9,7 @@ use shimmer_model::tiny::Preset;
 use shimmer_proto::expert::v1::ExpertWork;
 
 use super::*;
+use crate::dispatch::Pace;
 use crate::test_support::{TestWorkers, tiny_model};
 
 const HIDDEN: usize = 64;
@@ -122,10 +123,19 @@ fn happens() -> impl Strategy<Value = Happens> {
 }
 
 /// Lets things happen, then answers whatever is out until the round is done.
-fn play(count: usize, copies: usize, audit_per_10k: u32, script: &[Happens]) -> (Vec<i64>, bool) {
+fn play(
+    count: usize,
+    copies: usize,
+    audit_per_10k: u32,
+    slow: Option<(usize, Pace)>,
+    script: &[Happens],
+) -> (Vec<i64>, bool) {
     let bench = Bench::new();
     let (mut exchange, round) = (bench.exchange(audit_per_10k), bench.round());
     let mut workers = bench.workers(count).copied(copies).standing_in().with_own_copy();
+    if let Some((worker, pace)) = slow {
+        workers = workers.slowed(worker % count, pace);
+    }
     let mut faults = RowFaults::default();
     faults.reset(ROWS);
     let mut out: Vec<(usize, ExpertWork)> = Vec::new();
@@ -193,11 +203,12 @@ proptest! {
         count in 1..5_usize,
         copies in 1..4_usize,
         audits in prop_oneof![Just(0), Just(5_000), Just(10_000_u32)],
+        slow in proptest::option::of((0..4_usize, prop_oneof![Just(Pace::Slow), Just(Pace::Costly)])),
         script in proptest::collection::vec(happens(), 0..60),
     ) {
         let passed: u64 = script.iter().map(|h| if let Happens::Pass { ms } = h { *ms } else { 0 }).sum();
         prop_assume!(passed < 10_000);
-        let (sums, failed) = play(count, copies, audits, &script);
+        let (sums, failed) = play(count, copies, audits, slow, &script);
         prop_assert!(!failed, "the own copy can always compute");
         static UNDISTURBED: OnceLock<Vec<i64>> = OnceLock::new();
         prop_assert_eq!(&sums, UNDISTURBED.get_or_init(|| Bench::new().undisturbed()));
@@ -208,7 +219,7 @@ proptest! {
 fn the_slow_answer_counts_if_the_hedge_is_not_complete() {
     let late = Happens::Pass { ms: 600 };
     let first = Happens::Answer { which: 0, outputs: false, again: true };
-    let (sums, failed) = play(3, 2, 0, &[late, first.clone(), first]);
+    let (sums, failed) = play(3, 2, 0, None, &[late, first.clone(), first]);
     assert!(!failed);
     assert_eq!(sums, Bench::new().undisturbed());
 }
@@ -278,4 +289,61 @@ fn a_worker_that_cannot_prove_itself_is_the_liar() {
         assert!(!failed);
         assert_eq!(sums, Bench::new().undisturbed());
     }
+
+/// Experts of each worker in so many rounds, while one worker is slow; and messages that others got as well.
+fn shares(
+    copies: usize,
+    slow: Option<Pace>,
+    policy: FaultPolicy,
+    rounds: u64,
+) -> (Vec<[usize; 3]>, u64) {
+    let bench = Bench::new();
+    let mut exchange = Exchange::new(bench.kernels, policy);
+    let mut workers = bench.workers(3).copied(copies).standing_in();
+    if let Some(pace) = slow {
+        workers = workers.slowed(0, pace);
+    }
+    let shares = (0..rounds).map(|step| {
+        let (mut faults, round) = (RowFaults::default(), LayerRound { step, ..bench.round() });
+        faults.reset(ROWS);
+        let now = workers.now();
+        let mut reach = Reach { transport: &mut workers, round: &round, faults: &mut faults, now };
+        exchange.begin(&mut reach);
+        let mut share = [0; 3];
+        for (worker, work) in workers.take_sent() {
+            share[worker] += work.experts.len();
+            let outcome = Ok(workers.answer(&work, false));
+            let mut reach =
+                Reach { transport: &mut workers, round: &round, faults: &mut faults, now };
+            exchange.reply(&mut reach, Reply { worker, outcome });
+        }
+        assert!(exchange.is_done());
+        assert_eq!(exchange.sums, bench.undisturbed());
+        share
+    });
+    (shares.collect(), exchange.counts().hedged)
+}
+
+#[test]
+fn a_slow_worker_is_spared_in_every_layer_and_tried_in_one_of_seventeen() {
+    let policy = FaultPolicy::default();
+    let (shares, hedged) = shares(2, Some(Pace::Slow), policy, 51);
+    let tried: Vec<usize> = (0..51).filter(|&round| shares[round][0] > 0).collect();
+    assert_eq!(tried, [16, 33, 50]);
+    assert!(hedged >= 3, "others get what it is tried with: {hedged}");
+    let (untouched, hedged) = self::shares(2, None, policy, 51);
+    assert!(untouched.iter().all(|share| share.iter().all(|&experts| experts > 0)));
+    assert_eq!(hedged, 0);
+    let never = FaultPolicy { hedge_factor: 0.0, ..policy };
+    assert_eq!(self::shares(2, Some(Pace::Slow), never, 51), (untouched, 0));
+}
+
+#[test]
+fn experts_without_a_copy_are_read_by_others_only_if_that_pays() {
+    let policy = FaultPolicy::default();
+    let usual = shares(1, None, policy, 18);
+    assert_eq!(shares(1, Some(Pace::Slow), policy, 18), usual);
+    let (costly, hedged) = shares(1, Some(Pace::Costly), policy, 18);
+    assert!((0..18).all(|round| (costly[round][0] > 0) == (round == 16)), "{costly:?}");
+    assert!(hedged > 0);
 }

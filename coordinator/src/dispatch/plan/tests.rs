@@ -35,7 +35,7 @@ fn check(weights: &[f64], rows: usize, max_rows: usize, failed: &[usize]) {
 
     let mut plan = Plan::default();
     let mut recipients = Recipients::default();
-    recipients.begin(weights.len(), std::time::Instant::now());
+    recipients.begin(&workers, true, std::time::Instant::now());
     plan.build(&workers, &mut recipients, 1, &choices, [1, rows], &mut faults);
     let mut seen: Vec<(u32, u32, f32)> = Vec::new();
     for part in 0..plan.parts.len() {

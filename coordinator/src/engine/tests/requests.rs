@@ -155,6 +155,8 @@ fn shutdown_ends_everything_with_a_reason() {
     let stream = handle.submit(greedy("a", &[5; 3], 900)).unwrap();
     handle.shutdown();
     assert_eq!(collect(stream).failed, Some(GenerationError::ShuttingDown));
+    let stats = handle.stats();
+    assert_eq!((stats.failed, stats.requests.failed, stats.running), (1, 1, 0));
     assert_eq!(handle.submit(greedy("b", &[5; 3], 1)).unwrap_err(), SubmitError::ShuttingDown);
 }
 

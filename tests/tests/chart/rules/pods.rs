@@ -1,17 +1,70 @@
 //! Pods that start, stay and end as they should: limits, probes, grace, updates, and where they may write.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::{Pod, Release, bytes, items, text};
 
 pub(super) fn findings(release: &Release<'_>) -> Vec<String> {
-    let checks = [resources, memory_volumes, grace, probes, update, security, written];
+    let checks = [
+        resources,
+        memory_volumes,
+        grace,
+        probes,
+        update,
+        security,
+        written,
+        kept,
+        waits_for_nothing,
+    ];
     let all = release.pods.iter();
-    all.flat_map(|pod| {
+    let of_pods = all.flat_map(|pod| {
         let found = checks.iter().flat_map(move |check| check(pod));
         found.map(move |finding| format!("{}: {finding}", pod.name()))
+    });
+    of_pods.chain(versions(release)).collect()
+}
+
+/// Members of two versions may refuse each other, and an update of one role alone does not end.
+fn versions(release: &Release<'_>) -> Option<String> {
+    let ours = release.pods.iter().filter(|pod| pod.is_ours());
+    let images: BTreeSet<&str> =
+        ours.flat_map(Pod::containers).map(|container| text(&container["image"])).collect();
+    (images.len() > 1).then(|| format!("versions of the program are mixed: {images:?}"))
+}
+
+/// What ends is started again in place: the pod stays with its logs, and with the model in a volume.
+fn kept(pod: &Pod<'_>) -> Vec<String> {
+    let mut findings = Vec::new();
+    if pod.owner["kind"] == "Pod" {
+        return findings;
+    }
+    let policy = &pod.spec["restartPolicy"];
+    if !(policy.is_null() || policy == "Always") {
+        findings.push(format!("what ends is not started again in place: {policy}"));
+    }
+    if let Some(model) = pod.flag("container")
+        && !mounts(pod.main(), model).any(|_| true)
+    {
+        findings.push(format!("the model at {model} goes with its container"));
+    }
+    findings
+}
+
+/// The program asks for names itself, at every connection; whoever asks before it only adds a way to fail.
+fn waits_for_nothing(pod: &Pod<'_>) -> Vec<String> {
+    let first = items(&pod.spec["initContainers"])
+        .filter(|container| !container["command"].is_null() || container["args"][0] != "fetch");
+    first.map(|container| format!("container {} delays the program", container["name"])).collect()
+}
+
+/// Mounts of a container that hold a path.
+fn mounts<'a>(container: &'a Value, path: &str) -> impl Iterator<Item = &'a Value> {
+    items(&container["volumeMounts"]).filter(move |mount| {
+        let at = text(&mount["mountPath"]);
+        path == at || path.strip_prefix(at).is_some_and(|rest| rest.starts_with('/'))
     })
-    .collect()
 }
 
 /// A request without a limit takes the node down with the pod; a limit above the request is memory that may not be there.
@@ -151,14 +204,7 @@ fn written(pod: &Pod<'_>) -> Vec<String> {
         for flag in ["usage", "journal", "out", "data-dir"] {
             let prefix = format!("--{flag}=");
             for path in args.iter().filter_map(|arg| arg.strip_prefix(&prefix)) {
-                let holds = |mount: &&Value| {
-                    let at = text(&mount["mountPath"]);
-                    path == at || path.strip_prefix(at).is_some_and(|rest| rest.starts_with('/'))
-                };
-                let writable = items(&container["volumeMounts"])
-                    .filter(holds)
-                    .any(|mount| mount["readOnly"] != true);
-                if !writable {
+                if !mounts(container, path).any(|mount| mount["readOnly"] != true) {
                     findings.push(format!("--{flag} writes {path}, where no volume is"));
                 }
             }
