@@ -267,6 +267,8 @@ impl Exchange {
                 continue;
             }
             let disputed = contest.is_some() || !self.audits[index].third.is_empty();
+            // One of the two never answered: the other's sums enter the round without a comparison.
+            self.counts.audits_skipped += u64::from(!disputed);
             let verdict = match (self.is_covered(root), self.is_covered(check)) {
                 _ if disputed => Verdict::Unknown,
                 (false, true) => Verdict::Right(check),
