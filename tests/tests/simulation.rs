@@ -130,7 +130,8 @@ fn planted_bugs_are_found() {
             Mutation::AuditsLeftOut => "though all are to be compared",
             Mutation::OldAttemptAccepted => "failed although copies could be reached",
             Mutation::LimitOfAnother => "and takes",
-            Mutation::FollowsNotTold => "does not serve by the placement in the store",
+            // Another generation, or another placement under the same number.
+            Mutation::FollowsNotTold => "the placement",
             Mutation::DrainAskedOfOne => "is told to be drained",
             Mutation::OtherAccused => "which is honest",
             Mutation::StaleEpochAccepted => "in a session of epoch",

@@ -187,6 +187,7 @@ impl World {
                 if let Some(backup) = &self.backup {
                     self.oracle.store_lost();
                     self.cluster.restore(backup);
+                    self.restored = Some(self.now);
                     self.tally.count("backups restored", 1);
                 }
             }

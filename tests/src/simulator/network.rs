@@ -186,9 +186,12 @@ impl World {
             Order::Prove => {}
             Order::Work(work) => {
                 let answer = Box::new(self.answer(coordinator, worker, &work)?);
-                if let Err(error) = &answer.outcome {
-                    self.note(|| format!("w{worker} refuses {:?}: {}", work.fence, error.detail));
-                }
+                self.note(|| {
+                    let (rows, experts) = (work.row_count, &work.experts);
+                    format!(
+                        "c{coordinator} has w{worker} compute {experts:?} of {rows} rows: {answer}"
+                    )
+                });
                 if self.dice.chance(10) {
                     self.tally.count("replies doubled", 1);
                     self.send_back(coordinator, worker, session, answer.clone());
@@ -280,6 +283,7 @@ impl World {
         if present.is_none() || present != Some(session) && self.dice.chance(50) {
             return Ok(());
         }
+        self.note(|| format!("c{coordinator} hears w{worker}: {answer}"));
         let clock = self.clock(coordinator);
         self.coordinators[coordinator].reply(worker, *answer, self.mutation, clock);
         self.settle(coordinator)

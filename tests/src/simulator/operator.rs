@@ -6,7 +6,11 @@ use shimmer_proto::membership::{
     records::{COORDINATORS, CoordinatorRecord, DRAINS, HeatRecord, PLACEMENT, PlacementRecord},
 };
 
-use super::{EXPERTS, LAYERS, Mutation, faults::Fault, world::World};
+use super::{
+    EXPERTS, LAYERS, Mutation,
+    faults::Fault,
+    world::{STORE_TICK, TTL, World},
+};
 
 impl World {
     /// By whoever reaches the store. An operator whose command fails tries again; here nothing happens.
@@ -20,6 +24,10 @@ impl World {
 
     /// Workers whose operator waits until they are drained are stopped once they are.
     pub(super) fn stop_drained(&mut self) -> Result<(), String> {
+        // What a backup brought back of runs that have ended since lasts as long as their leases.
+        if self.restored.is_some_and(|at| self.now <= at + TTL + STORE_TICK) {
+            return Ok(());
+        }
         for worker in self.waited.clone() {
             let Some(by) = self.drained(worker) else { continue };
             self.waited.remove(&worker);
@@ -47,8 +55,8 @@ impl World {
         for (key, entry) in &snapshot.entries {
             let Some(id) = key.strip_prefix(COORDINATORS) else { continue };
             let record: CoordinatorRecord = serde_json::from_str(&entry.value).ok()?;
-            let works_by_it = [0, placement.generation].contains(&record.in_force)
-                && record.follows <= placement.generation;
+            let works_by_it =
+                record.in_force == placement.generation && record.follows <= placement.generation;
             // The planted bug: what one of them says is enough.
             if !works_by_it && self.mutation != Some(Mutation::DrainAskedOfOne) {
                 return None;

@@ -1,9 +1,12 @@
 //! A model worker: the real rules about generations and fences around synthetic arithmetic.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use shimmer_proto::{
-    expert::v1::{ErrorCode, ExpertResult, ExpertWork, WorkerError},
+    expert::v1::{ErrorCode, ExpertResult, ExpertWork, Fence, WorkerError},
     membership::memory::MemoryStore,
 };
 use shimmer_worker::generations::{Generations, Stamp};
@@ -38,6 +41,18 @@ pub(super) struct Answer {
     pub(super) outcome: Result<ExpertResult, WorkerError>,
     /// It is not what everybody else would say.
     pub(super) lies: bool,
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (fence, what) = match &self.outcome {
+            Ok(result) => (result.fence, "a result"),
+            Err(error) => (error.fence, &*error.detail),
+        };
+        let Fence { step, layer, part, attempt, .. } = fence.unwrap_or_default();
+        let lies = if self.lies { ", which is a lie" } else { "" };
+        write!(f, "step {step}, layer {layer}, part {part}, attempt {attempt}: {what}{lies}")
+    }
 }
 
 /// One process.

@@ -29,11 +29,11 @@ const HEALED_AT: Duration = Duration::from_secs(10);
 /// By then requests complete again.
 const END: Duration = Duration::from_secs(18);
 /// Leases end so long after the last contact.
-const TTL: Duration = Duration::from_secs(2);
+pub(super) const TTL: Duration = Duration::from_secs(2);
 /// How often coordinators look at what nobody told them.
 const TICK: Duration = Duration::from_millis(100);
 /// How often the store's clock is told the time.
-const STORE_TICK: Duration = Duration::from_millis(250);
+pub(super) const STORE_TICK: Duration = Duration::from_millis(250);
 /// The cluster and everything around it.
 pub(super) struct World {
     pub(super) dice: Dice,
@@ -60,6 +60,8 @@ pub(super) struct World {
     pub(super) audit_per_10k: u32,
     /// What the store held at some time.
     pub(super) backup: Option<Backup>,
+    /// When the store was restored last.
+    pub(super) restored: Option<Duration>,
     /// Workers that are to be stopped once they are drained.
     pub(super) waited: BTreeSet<usize>,
     /// The worker that computed other bytes, since it did.
@@ -106,6 +108,7 @@ impl World {
             copies: 1 + dice.below(3),
             audit_per_10k: share_of(seed),
             backup: None,
+            restored: None,
             waited: BTreeSet::new(),
             liar: None,
             oracle: Oracle::default(),

@@ -135,18 +135,18 @@ async fn wait(client: &mut Client, args: &DrainArgs) -> Result<(), Error> {
     }
 }
 
-/// What is still to be done of an order; none once every coordinator that is known has carried it out. One without any
-/// placement in force owes nobody anything.
+/// What is still to be done of an order; none once every coordinator that is registered has carried it out. One that has told
+/// of no placement is waited for as well: it may have begun to work by one since, and be cut off from the store.
 fn open(status: &GetStatusResponse, worker: &str, undo: bool) -> Option<String> {
     let held = held(status, worker);
     if status.next_generation.is_some() || (held > 0) != undo {
         return Some(format!("{worker} still holds {held} experts"));
     }
-    let is_behind = |of: &&Coordinator| 0 < of.generation && of.generation < status.generation;
+    let is_behind = |of: &&Coordinator| of.generation < status.generation;
     let behind: Vec<&str> =
         status.coordinators.iter().filter(is_behind).map(|of| of.id.as_str()).collect();
     let names = behind.join(", ");
-    (!behind.is_empty()).then(|| format!("{names} still works by an earlier placement"))
+    (!behind.is_empty()).then(|| format!("{worker} is placed as ordered, but not yet at {names}"))
 }
 
 /// Experts that a worker holds by the placement.
@@ -248,8 +248,9 @@ mod tests {
         assert_eq!(left(&status(3, &[5])).as_deref(), Some("w still holds 3 experts"));
         assert_eq!(left(&status(0, &[5])), None);
         let behind = left(&status(0, &[5, 4, 3]));
-        assert_eq!(behind.as_deref(), Some("c1, c2 still works by an earlier placement"));
-        assert_eq!(left(&status(0, &[5, 5, 0])), None, "one without a placement owes nothing");
+        assert_eq!(behind.as_deref(), Some("w is placed as ordered, but not yet at c1, c2"));
+        assert!(left(&status(0, &[5, 0])).is_some(), "what it works by is not known");
+        assert_eq!(left(&status(0, &[5, 5, 5])), None);
         let loading = GetStatusResponse { next_generation: Some(6), ..status(0, &[5, 5]) };
         assert!(left(&loading).is_some());
         assert_eq!(open(&status(3, &[5, 5]), "w", true), None, "taken back");

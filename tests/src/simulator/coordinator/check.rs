@@ -36,11 +36,27 @@ impl Step {
         })
     }
 
-    /// Whether a worker's result was compared with another one: both were awaited and came.
+    /// A result came: with it a pair may be complete. One of which anything was sent to somebody else before, because a half
+    /// was late or lost, is not compared any more.
+    pub(super) fn complete_pair(&mut self, worker: usize, fence: &Fence) {
+        let Some((other, part)) = self.twin(worker, fence.part) else { return };
+        let came = self.answered.iter().any(|(of, f, _)| (*of, f.part) == (other, part));
+        let Some(half) = self.sent_as(worker, fence).filter(|_| came) else { return };
+        let overlaps = |(_, later): &(usize, ExpertWork)| {
+            let half = &self.sent[half].1;
+            let rows = self.places(later);
+            later.fence.is_some_and(|fence| fence.attempt == 0)
+                && later.experts.iter().any(|expert| half.experts.contains(expert))
+                && self.places(half).iter().any(|row| rows.contains(row))
+        };
+        if !self.sent[self.begun_with..].iter().any(overlaps) {
+            self.whole.extend([(worker, fence.part), (other, part)]);
+        }
+    }
+
+    /// Whether a worker's result was compared with another one.
     fn was_compared(&self, worker: usize, fence: &Fence) -> bool {
-        self.twin(worker, fence.part).is_some_and(|(other, part)| {
-            self.answered.iter().any(|(of, fence, _)| *of == other && fence.part == part)
-        })
+        self.whole.contains(&(worker, fence.part))
     }
 
     /// Rows into which bytes of a liar may have come, because nobody compared them.

@@ -51,6 +51,10 @@ pub(in super::super) struct Step {
     pub(super) sent: Vec<(usize, ExpertWork)>,
     /// Pairs of what was sent to two workers at the beginning, to be compared: places in `sent`.
     pub(super) compared: Vec<[usize; 2]>,
+    /// How much was sent at the beginning.
+    pub(super) begun_with: usize,
+    /// Halves of pairs that were compared: the worker and the part.
+    pub(super) whole: Vec<(usize, u32)>,
     /// Results that were awaited: the worker, what they answer, and whether they are a liar's.
     pub(super) answered: Vec<(usize, Fence, bool)>,
     /// Refusals that were awaited and name rows, in the same way; with the rows.
@@ -84,6 +88,8 @@ impl ModelCoordinator {
             disturbed: Vec::new(),
             sent: Vec::new(),
             compared: Vec::new(),
+            begun_with: 0,
+            whole: Vec::new(),
             answered: Vec::new(),
             refused: Vec::new(),
             extra: Vec::new(),
@@ -126,12 +132,14 @@ impl ModelCoordinator {
         step.disturbed = away;
         step.sent.clear();
         step.answered.clear();
+        step.whole.clear();
         step.refused.clear();
         step.extra = vec![0; count * HIDDEN];
         (step.counts, step.liar) = (*self.exchange.counts(), self.liar);
         self.drive(now, Exchange::begin);
         let step = self.step.as_mut().expect("a step is under way");
         step.compared = if self.audit_per_10k > 0 { pairs(&step.sent) } else { Vec::new() };
+        step.begun_with = step.sent.len();
         let (before, counts) = (&step.counts, self.exchange.counts());
         let is_all = self.audit_per_10k == ALL
             && counts.audits_skipped == before.audits_skipped
@@ -250,6 +258,7 @@ impl ModelCoordinator {
             Ok(result) => {
                 let Some(fence) = result.fence else { return };
                 step.answered.push((worker, fence, lies));
+                step.complete_pair(worker, &fence);
                 if mutation == Some(Mutation::ComparisonBlind) && !lies {
                     // Whatever is compared seems to be the same, because both are wrong alike.
                     step.repeat_lie(worker, &fence, result);
