@@ -17,6 +17,8 @@ const WEIGHT: f64 = 1.0 / 16.0;
 /// A worker is slow at so many times the pace of the others. Whoever takes over its work has twice as much at worst, so it
 /// pays at three.
 const SLOW: f64 = 3.0;
+/// And others read its experts while it is at so many.
+const STILL_SLOW: f64 = 2.0;
 /// An answer of a slow worker that says that it is well again.
 const WELL: f64 = 1.5;
 /// So many of these in a row are believed, and twice as many after each relapse: a host that is slow under load only looks
@@ -144,7 +146,7 @@ impl WorkerPace {
                 self.costly = self.costly.saturating_mul(2);
             }
             (self.pace, self.lost) = (Pace::Slow, Duration::ZERO);
-        } else if self.lost >= self.costly && self.ratio >= SLOW * others.max(1.0) {
+        } else if self.lost >= self.costly && self.ratio >= STILL_SLOW * others.max(1.0) {
             self.pace = Pace::Costly;
         }
     }

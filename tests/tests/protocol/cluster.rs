@@ -6,11 +6,11 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use shimmer_coordinator::{
-    dispatch::{ExpertTransport, TransportError, Wrapped, Wrapper},
+    dispatch::{ExpertTransport, Standing, TransportError, Wrapped, Wrapper},
     engine::{Engine, EngineConfig, EngineHandle, EngineParts, Event, EventStream},
     tokenizer::Tokenizer,
     transport::{ClusterStatus, RemoteConfig},

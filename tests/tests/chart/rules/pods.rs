@@ -30,7 +30,7 @@ pub(super) fn findings(release: &Release<'_>) -> Vec<String> {
 fn versions(release: &Release<'_>) -> Option<String> {
     let ours = release.pods.iter().filter(|pod| pod.is_ours());
     let images: BTreeSet<&str> =
-        ours.flat_map(Pod::containers).map(|container| text(&container["image"])).collect();
+        ours.flat_map(|pod| pod.containers()).map(|container| text(&container["image"])).collect();
     (images.len() > 1).then(|| format!("versions of the program are mixed: {images:?}"))
 }
 
