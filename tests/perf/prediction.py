@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compares what `shimmer plan --hosts` predicts with what real processes on this machine take.
 
-Each round measures a calibration, then every run; the prediction of a run uses the calibration of its own round, because
-the speed of a shared machine drifts. Medians over the rounds are compared. Calibration and runs are different requests:
+Each round measures every run between two calibrations; the prediction of a run is the mean of what both say, because the
+speed of a shared machine drifts. Medians over the rounds are compared. What took the processors beside is told, as the
+share of them that was neither ours nor idle. Calibration and runs are different requests:
 the runs have one to three workers, caches of all experts and of eight slots, and prompts of 16 and 512 tokens. Routing is
 recorded once, in one process: it does not depend on workers or caches. Needs only Python.
 
@@ -12,6 +13,7 @@ recorded once, in one process: it does not depend on workers or caches. Needs on
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import statistics
 import sys
@@ -26,6 +28,9 @@ CAPS = [None, 8]
 PROMPTS = [16, 512]
 # Steps of decoding after the first token.
 DECODE = 48
+# Times that a run is measured in its cluster, behind a first time that warms up: a short prompt is one step of some ten
+# milliseconds, of which a single one says little.
+REPEATS = {16: 5, 512: 2}
 FIGURES = ["first token", "decode"]
 
 
@@ -43,6 +48,25 @@ def parse_arguments():
 def request(prompt):
     sizes = ["--prompt-tokens", str(prompt), "--max-tokens", str(DECODE + 1)]
     return [*sizes, "--ignore-eos", "--temperature", "0", "--json"]
+
+
+class Processors:
+    """What the machine's processors do while our children run."""
+
+    def __init__(self):
+        self.begun = self.now()
+
+    @staticmethod
+    def now():
+        with open("/proc/stat", encoding="utf-8") as file:
+            fields = [int(word) / os.sysconf("SC_CLK_TCK") for word in file.readline().split()[1:9]]
+        ours = os.times()
+        return sum(fields), fields[3] + fields[4], ours.user + ours.system + ours.children_user + ours.children_system
+
+    def foreign(self):
+        """The share of processor time, stolen time included, that others took. Children count once they have ended."""
+        every, idle, ours = (now - begun for now, begun in zip(self.now(), self.begun))
+        return max(0.0, every - idle - ours) / every
 
 
 class Runs(Shimmer):
@@ -77,9 +101,11 @@ class Runs(Shimmer):
                 addresses.append(stack.enter_context(self.process("worker", *flags)))
             flags = ["--workers", ",".join(addresses), "--threads", self.threads]
             endpoint = stack.enter_context(self.process("serve", *flags))
-            command = [self.binary, "generate", "--endpoint", endpoint, *request(prompt), "--repeat", "2"]
-            timings = json.loads(run(command).splitlines()[-1])["timings"]
-            return timings["prefill_ms"] / 1e3, timings["decode_ms"] / 1e3 / DECODE
+            repeats = ["--repeat", str(1 + REPEATS[prompt])]
+            answers = run([self.binary, "generate", "--endpoint", endpoint, *request(prompt), *repeats]).splitlines()
+            timings = [json.loads(answer)["timings"] for answer in answers[1:]]
+            median = {key: statistics.median(of[key] for of in timings) / 1e3 for key in ("prefill_ms", "decode_ms")}
+            return median["prefill_ms"], median["decode_ms"] / DECODE
 
     def predict(self, workers, cap, prompt, calibration):
         """The same, from the plan."""
@@ -105,18 +131,23 @@ def main():
         runs = Runs(arguments, pathlib.Path(name))
         for prompt in PROMPTS:
             runs.record(prompt)
-        calibrations = []
+        calibrations, foreign = [], []
         # What is interrupted shows the rounds that are complete.
         with contextlib.suppress(KeyboardInterrupt):
+            before = runs.calibrate(0, arguments.calibrations)
             for round_number in range(arguments.rounds):
-                calibration = runs.calibrate(round_number, arguments.calibrations)
+                watch = Processors()
                 # In reverse every other time, so that a drift does not favour one end.
                 order = cells if round_number % 2 == 0 else list(reversed(cells))
-                found = {cell: (runs.measure(*cell), runs.predict(*cell, calibration)) for cell in order}
-                for cell, (times, told) in found.items():
+                found = {cell: runs.measure(*cell) for cell in order}
+                after = runs.calibrate(round_number + 1, arguments.calibrations)
+                foreign.append(watch.foreign())
+                for cell, times in found.items():
+                    told = [runs.predict(*cell, calibration) for calibration in (before, after)]
                     measured[cell].append(times)
-                    predicted[cell].append(told)
-                calibrations.append(pathlib.Path(calibration).read_text(encoding="utf-8"))
+                    predicted[cell].append(tuple(statistics.mean(both) for both in zip(*told)))
+                calibrations += [pathlib.Path(file).read_text(encoding="utf-8") for file in (before, after)]
+                before = after
                 print(f"round {round_number + 1}/{arguments.rounds} is done", file=sys.stderr, flush=True)
     if not calibrations:
         sys.exit("no round is complete")
@@ -137,9 +168,10 @@ def main():
             each = [[times[index] for times in of[cell]] for of in (measured, predicted)]
             rows.append({"workers": workers, "cap": cap, "prompt": prompt, "figure": figure, "measured_s": each[0], "predicted_s": each[1], "error": errors[-1]})
         within += all(abs(error) <= LIMIT for error in errors)
+    print("processor time that others took, by round: " + ", ".join(f"{share:.0%}" for share in foreign))
     print(f"{within} of {len(cells)} runs have both figures within {LIMIT:.0%}")
     if arguments.out:
-        figures = {"rows": rows, "calibrations": calibrations}
+        figures = {"rows": rows, "calibrations": calibrations, "foreign": foreign}
         pathlib.Path(arguments.out).write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 

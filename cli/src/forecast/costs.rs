@@ -39,6 +39,11 @@ impl Curve {
         low.1 + slope * (rows - low.0)
     }
 
+    /// The same for any number of rows.
+    pub(crate) fn always(seconds: f64) -> Self {
+        Self { rows: vec![1.0, 2.0], seconds: vec![seconds, seconds] }
+    }
+
     /// A curve through points that were measured: one row first, and every further one beyond those before it.
     pub(crate) fn through(points: impl Iterator<Item = (f64, f64)>) -> Self {
         let mut curve = Self::default();
@@ -80,16 +85,6 @@ pub(crate) struct Costs {
     pub(crate) container: String,
     /// Threads for arithmetic.
     pub(crate) threads: usize,
-    /// Sending a layer's work to one worker on the same host and hearing of it, beside its arithmetic.
-    pub(crate) message_s: f64,
-    /// Each further worker of the same layer.
-    pub(crate) message_more_s: f64,
-    /// Each row of such a message.
-    pub(crate) message_row_s: f64,
-    /// What an expert that is not in memory adds to a decode step.
-    pub(crate) read_s: f64,
-    /// The same in a step of a prompt, where many are read at a time.
-    pub(crate) read_many_s: f64,
     /// Attention to one earlier position, all layers, of a decode row and of a prompt row.
     pub(crate) attention_decode_s: f64,
     pub(crate) attention_prefill_s: f64,
@@ -97,6 +92,14 @@ pub(crate) struct Costs {
     pub(crate) trunk: Curve,
     /// One expert, by the rows that go to it.
     pub(crate) expert: Curve,
+    /// Sending a layer's work to one worker on the same host and hearing of it, beside its arithmetic, by the rows of the
+    /// message.
+    pub(crate) message: Curve,
+    /// Each further worker of the same layer, by the rows of its message.
+    pub(crate) message_more: Curve,
+    /// What an expert that is not in memory adds to a step, by the rows of the step: the more arithmetic a step has, the
+    /// more of its reads hide behind it.
+    pub(crate) read: Curve,
 }
 
 impl Costs {
@@ -117,19 +120,20 @@ impl Costs {
 
     fn check(&self) -> Result<(), String> {
         let times = [
-            ("message-s", self.message_s),
-            ("message-more-s", self.message_more_s),
-            ("message-row-s", self.message_row_s),
-            ("read-s", self.read_s),
-            ("read-many-s", self.read_many_s),
             ("attention-decode-s", self.attention_decode_s),
             ("attention-prefill-s", self.attention_prefill_s),
         ];
         if let Some((name, bad)) = times.iter().find(|(_, s)| !(s.is_finite() && *s >= 0.0)) {
             return Err(format!("{name}: {bad} is no time in seconds"));
         }
-        self.trunk.check("trunk")?;
-        self.expert.check("expert")
+        let curves = [
+            ("trunk", &self.trunk),
+            ("expert", &self.expert),
+            ("message", &self.message),
+            ("message-more", &self.message_more),
+            ("read", &self.read),
+        ];
+        curves.into_iter().try_for_each(|(name, curve)| curve.check(name))
     }
 
     /// The file.

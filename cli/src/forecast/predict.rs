@@ -110,8 +110,8 @@ struct HostCosts {
     expert: Curve,
     /// Seconds of an expert on a GPU per byte, by worker.
     gpu: Vec<f64>,
-    /// Seconds of a read expert: one at a time, and among many; by worker.
-    read: Vec<Option<(f64, f64)>>,
+    /// Seconds of a read expert by the rows of the step; by worker.
+    read: Vec<Option<Curve>>,
     /// Whether the trunk is on it.
     near: bool,
 }
@@ -162,8 +162,7 @@ pub(crate) fn predict(
         let mut parts =
             Parts { trunk: trunk.at(rows) + attention * rows * before, ..Parts::default() };
         for layer in &step.layers {
-            let at = At { rows: step.rows, is_prompt };
-            parts.add(&layer_parts(layer, at, hosts, workers, &costs, load, measured)?);
+            parts.add(&layer_parts(layer, step.rows, hosts, workers, &costs, load, measured)?);
         }
         let read: u64 = step
             .layers
@@ -192,17 +191,10 @@ pub(crate) fn predict(
     Ok(prediction)
 }
 
-/// Which step a layer is of.
-#[derive(Debug, Clone, Copy)]
-struct At {
-    rows: u32,
-    is_prompt: bool,
-}
-
 /// The time of one layer's experts: messages to all workers, then the slowest host.
 fn layer_parts(
     layer: &LayerLoad,
-    at: At,
+    step_rows: u32,
     hosts: &Hosts,
     workers: &[PlacedWorker],
     costs: &[HostCosts],
@@ -211,16 +203,15 @@ fn layer_parts(
 ) -> Result<Parts, String> {
     let slab = number(load.slab(layer.layer));
     let mut of_hosts = vec![Parts::default(); hosts.host.len()];
-    let (mut asked, mut rows_sent) = (0_u32, 0_u64);
+    let mut messages = Vec::with_capacity(workers.len());
     for (index, (share, worker)) in layer.shares.iter().zip(workers).enumerate() {
         // A row goes to a worker once, however many of its experts are there.
         let uses: u32 = share.rows.iter().chain(&share.gpu_rows).sum();
         if uses == 0 {
             continue;
         }
-        let sent = u64::from(uses.min(at.rows));
-        asked += 1;
-        rows_sent += sent;
+        let sent = uses.min(step_rows);
+        messages.push(f64::from(sent));
         let (host, costs) = (&mut of_hosts[worker.host], &costs[worker.host]);
         for &rows in &share.rows {
             let seconds = costs.expert.at(f64::from(rows));
@@ -231,16 +222,16 @@ fn layer_parts(
             host.memory += costs.gpu[index] * slab * ridge;
         }
         if share.misses > 0 {
-            let Some((one, many)) = costs.read[index] else {
+            let Some(read) = &costs.read[index] else {
                 return Err(format!(
                     "worker {}: its experts do not fit into memory, and how fast it reads is not known; give read-gb-per-s, or --calibration FILE",
                     worker.id
                 ));
             };
-            host.drive += f64::from(share.misses) * if at.is_prompt { many } else { one };
+            host.drive += f64::from(share.misses) * read.at(f64::from(step_rows));
         }
         if !costs.near {
-            let bytes = sent * load.row_bytes;
+            let bytes = u64::from(sent) * load.row_bytes;
             // The round trip of all of a host's workers is one: they are asked side by side.
             if host.network == 0.0 {
                 host.network = hosts.network.round_trip_ms / 1e3;
@@ -250,11 +241,14 @@ fn layer_parts(
     }
     let slowest = of_hosts.into_iter().max_by(|a, b| a.total().total_cmp(&b.total()));
     let mut parts = slowest.unwrap_or_default();
-    if asked > 0 {
-        let (first, more, row) = measured.map_or((MESSAGE_S, MESSAGE_MORE_S, 0.0), |costs| {
-            (costs.message_s, costs.message_more_s, costs.message_row_s)
-        });
-        parts.network += first + more * f64::from(asked - 1) + row * number(rows_sent);
+    // The largest message is the first: what the others cost more is measured beside one of all rows.
+    messages.sort_by(|a, b| f64::total_cmp(b, a));
+    if let Some((first, more)) = messages.split_first() {
+        let assumed = || (Curve::always(MESSAGE_S), Curve::always(MESSAGE_MORE_S));
+        let (message, message_more) = measured
+            .map_or_else(assumed, |costs| (costs.message.clone(), costs.message_more.clone()));
+        parts.network += message.at(*first);
+        parts.network += more.iter().map(|rows| message_more.at(*rows)).sum::<f64>();
     }
     Ok(parts)
 }
@@ -289,8 +283,8 @@ fn host_costs(
             worker.vram_bandwidth_gb_per_s.map_or(0.0, |rate| 1.0 / (rate * 1e9 * gpus(worker)))
         });
         let read = each.iter().map(|worker| match (worker.read_gb_per_s, measured) {
-            (Some(rate), _) => Some((number(slab) / (rate * 1e9), number(slab) / (rate * 1e9))),
-            (None, Some(costs)) => Some((costs.read_s, costs.read_many_s)),
+            (Some(rate), _) => Some(Curve::always(number(slab) / (rate * 1e9))),
+            (None, Some(costs)) => Some(costs.read.clone()),
             (None, None) => None,
         });
         Ok(HostCosts {

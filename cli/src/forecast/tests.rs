@@ -239,15 +239,13 @@ fn costs() -> Costs {
     Costs {
         container: String::new(),
         threads: 2,
-        message_s: 0.1,
-        message_more_s: 0.01,
-        message_row_s: 0.0,
-        read_s: 2.0,
-        read_many_s: 1.0,
         attention_decode_s: 0.001,
         attention_prefill_s: 0.0,
         trunk: Curve { rows: vec![1.0, 16.0], seconds: vec![1.0, 4.0] },
         expert: Curve { rows: vec![1.0, 9.0], seconds: vec![0.5, 0.9] },
+        message: Curve { rows: vec![1.0, 16.0], seconds: vec![0.1, 0.25] },
+        message_more: Curve { rows: vec![1.0, 16.0], seconds: vec![0.01, 0.01] },
+        read: Curve { rows: vec![1.0, 16.0], seconds: vec![2.0, 1.0] },
     }
 }
 
@@ -288,7 +286,8 @@ fn times_add_up_on_one_host() {
     close(found.prefill.trunk, 4.0);
     close(found.prefill.compute, 0.9);
     close(found.prefill.memory, 1.0);
-    close(found.prefill.network, 0.11);
+    // The larger message has nine rows.
+    close(found.prefill.network, 0.18 + 0.01);
     close(found.prefill.drive, 1.0);
     assert_eq!((found.prefill.binding(), found.prefill_misses), ("trunk", 1));
     let decode = found.decode.unwrap();
@@ -319,13 +318,53 @@ fn the_slowest_host_counts_and_a_far_one_pays_the_network() {
     close(found.prefill.compute, 0.9);
     close(found.prefill.memory, 0.0);
     close(found.prefill.drive, 1.0);
-    close(found.prefill.network, 0.11);
+    close(found.prefill.network, 0.19);
     let mut steps = two_steps();
     steps[0].layers[0].shares[0].rows.clear();
     steps[0].layers[0].shares[0].misses = 0;
     let found = predict(&steps, &hosts, &placed.workers, &load(16), Some(&costs())).unwrap();
     close(found.prefill.memory, 1.0);
-    close(found.prefill.network, 0.1 + 0.2e-3 + 2e6 / 1.25e9);
+    close(found.prefill.network, 0.11 + 0.2e-3 + 2e6 / 1.25e9);
+}
+
+#[test]
+fn a_read_costs_what_it_adds_to_a_step_of_as_many_rows() {
+    let hosts = Hosts::parse(ONE_HOST).unwrap();
+    let placed = placed(&hosts);
+    let drive = |rows, prompt, costs: &Costs| {
+        let mut steps = vec![two_steps()[0].clone()];
+        steps[0].rows = rows;
+        let found = predict(&steps, &hosts, &placed.workers, &load(prompt), Some(costs)).unwrap();
+        if prompt > 0 { found.prefill.drive } else { found.decode.unwrap().drive }
+    };
+    close(drive(1, 1, &costs()), 2.0);
+    close(drive(4, 4, &costs()), 1.8);
+    close(drive(16, 16, &costs()), 1.0);
+    // A step of decoding with several sequences has as much arithmetic to hide reads behind as one of a prompt.
+    close(drive(4, 0, &costs()), 1.8);
+    close(drive(400, 400, &costs()), 1.0);
+}
+
+#[test]
+fn every_further_worker_costs_what_its_own_message_does() {
+    let hosts = Hosts::parse(ONE_HOST).unwrap();
+    let placed = placed(&hosts);
+    let costs = Costs {
+        message_more: Curve { rows: vec![1.0, 16.0], seconds: vec![0.01, 0.16] },
+        ..costs()
+    };
+    let network = |first: Vec<u32>, second: Vec<u32>| {
+        let mut steps = vec![two_steps()[0].clone()];
+        steps[0].layers[0].shares[0].rows = first;
+        steps[0].layers[0].shares[1].rows = second;
+        let found = predict(&steps, &hosts, &placed.workers, &load(16), Some(&costs)).unwrap();
+        found.prefill.network
+    };
+    // A row goes to a worker once, however many of its experts are there.
+    close(network(vec![9, 9], vec![4]), 0.25 + 0.04);
+    close(network(vec![4], vec![9, 9]), 0.25 + 0.04);
+    close(network(vec![], vec![11]), 0.2);
+    close(network(vec![], vec![]), 0.0);
 }
 
 #[test]
@@ -386,7 +425,8 @@ fn a_calibration_is_read_as_it_was_written() {
         assert!(error.contains(part) && error.contains("here.toml"), "{error}");
     };
     check("threads", "thread", "unknown field `thread`");
-    check("message-s = 0.1", "message-s = -0.1", "message-s: -0.1 is no time");
+    check("decode-s = 0.001", "decode-s = -0.1", "attention-decode-s: -0.1 is no time");
+    check("[0.1, 0.25]", "[0.1, -0.25]", "message: -0.25 is no time");
     check("[1.0, 16.0]", "[16.0, 1.0]", "trunk: rows ascend");
     assert!(Costs::read(&directory.path().join("none")).unwrap_err().to_string().contains("none"));
 }

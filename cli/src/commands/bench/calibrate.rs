@@ -2,9 +2,11 @@
 //!
 //! Trunk and experts are timed inside one process, step by step and message by message. What is between processes, and what
 //! reading costs, is the difference to the same requests through worker processes on loopback: one, two, and one whose cache
-//! is half of a layer. Everything is warmed up by the same request, and each value is the median of the rounds.
+//! is half of a layer. A request is warmed up by itself and then timed several times; differences are taken within a round,
+//! because the speed of a machine drifts, and each value is the median of the rounds.
 
 mod cluster;
+mod derived;
 mod median;
 
 use std::path::Path;
@@ -20,19 +22,26 @@ use crate::{
     commands::{generate::generate, open_container},
     config::{GenerateSettings, InProcess, SamplingConfig, Settings as _, Target},
     error::Error,
-    forecast::{Costs, Curve, Memory, Trace, alone, replay},
+    forecast::{Memory, Trace, alone, replay},
     output,
     routing::{Ear, Heard},
 };
 use cluster::Cluster;
-use median::Samples;
+use derived::{Machine, Misses, of_round};
+use median::{Samples, median_of};
 
-/// Prompts that are timed: the rows of their first steps are the points of the curves.
-const PROMPTS: [u32; 4] = [16, 64, 256, 400];
-/// Those of them that are also sent to processes.
-const SENT: [u32; 2] = [16, 256];
+/// Prompts that are timed, each of one step: its rows are the points of the curves, beside the one row of a decode step.
+const PROMPTS: [u32; 3] = [16, 64, 256];
+/// A prompt of three full steps, timed inside one process alone: its last step and the decoding behind it differ from those
+/// of the others by the attention to what is before.
+const LONG: u32 = 768;
 /// Steps of decoding that are timed.
 const STEPS: u32 = 24;
+/// Times that a request is timed in a round. A short prompt is one step of some ten milliseconds, of which a single one
+/// says little.
+const fn repeats(prompt: u32) -> usize {
+    if prompt < 256 { 7 } else { 3 }
+}
 
 /// A request's times as its coordinator tells them, seconds.
 #[derive(Debug, Clone, Copy)]
@@ -59,30 +68,39 @@ pub(super) fn run(settings: &GenerateSettings, args: &BenchArgs, out: &Path) -> 
     let sampling = SamplingConfig { max_tokens: Some(STEPS + 1), ..config.sampling };
     let container = open_container(&process.container)?;
     let half = half_of_a_layer(&container)?;
-    let mut samples = Samples::default();
+    let layers = u32::try_from(container.config().moe_layers().count()).unwrap_or(1).max(1);
+    let mut rounds = Vec::new();
     block_on(async {
         for round in 1..=args.rounds.get() {
+            let mut samples = Samples::default();
             let traces = in_process(&process, &sampling, &mut samples).await?;
             let logs = std::env::temp_dir();
             for (name, workers, cap) in
                 [("one", 1, None), ("two", 2, None), ("read", 1, Some(half))]
             {
                 let cluster = Cluster::start(&process, workers, cap, &logs).await?;
-                for prompt in SENT {
-                    let times = twice(cluster.backend(), prompt, &sampling, None).await?.0;
-                    samples.add(&format!("{name} decode {prompt}"), times.decode);
-                    samples.add(&format!("{name} prefill {prompt}"), times.prefill);
+                for prompt in PROMPTS {
+                    for (times, _) in timed(cluster.backend(), prompt, &sampling, None).await? {
+                        samples.add(&format!("{name} {prompt}"), times.prefill);
+                        if prompt == PROMPTS[0] {
+                            samples.add(&format!("{name} 1"), times.decode);
+                        }
+                    }
                 }
                 cluster.stop().await;
             }
-            let (decoded, prefilled) = misses(&container, half, &traces)?;
-            samples.add("misses decode", decoded);
-            samples.add("misses prefill", prefilled);
+            let machine = Machine {
+                container: container.digest(),
+                threads: process.threads,
+                layers,
+                misses: &misses(&container, half, &traces)?,
+            };
+            rounds.push(of_round(&samples, &machine));
             output::note(&format!("round {round}/{} is measured", args.rounds));
         }
         Ok(())
     })?;
-    let costs = costs(&container, &process, &samples);
+    let costs = median_of(&rounds);
     std::fs::write(out, costs.to_toml()).map_err(|error| {
         Error::failed(format!("cannot write the calibration to {}", out.display()), error)
     })?;
@@ -91,8 +109,8 @@ pub(super) fn run(settings: &GenerateSettings, args: &BenchArgs, out: &Path) -> 
         out.display(),
         costs.expert.at(1.0) * 1e6,
         costs.trunk.at(1.0) * 1e3,
-        costs.message_s * 1e6,
-        costs.read_s * 1e6,
+        costs.message.at(1.0) * 1e6,
+        costs.read.at(1.0) * 1e6,
     ))
 }
 
@@ -121,43 +139,46 @@ async fn in_process(
     let target = Target::InProcess(process.clone());
     let backend = Backend::open_with(target, Some(ear.clone())).await?;
     let mut traces = Vec::new();
-    for prompt in PROMPTS {
-        let (times, heard) = twice(&backend, prompt, sampling, Some(&ear)).await?;
-        samples.add(&format!("alone decode {prompt}"), times.decode);
-        samples.add(&format!("alone prefill {prompt}"), times.prefill);
-        listen(prompt, &heard, samples);
-        if SENT.contains(&prompt) {
-            traces.push(Trace::of(&heard.sent));
+    for prompt in PROMPTS.into_iter().chain([LONG]) {
+        let found = timed(&backend, prompt, sampling, Some(&ear)).await?;
+        for (_, heard) in &found {
+            listen(prompt, heard, samples);
         }
+        traces.extend(found.last().map(|(_, heard)| Trace::of(&heard.sent)));
     }
     let ended = tokio::task::spawn_blocking(move || drop(backend)).await;
     ended.map_err(|error| Error::failed("the cluster did not end", error))?;
     Ok(traces)
 }
 
-/// The same request twice; what the second one took, and what was heard of it.
-async fn twice(
+/// The same request once to warm up, and then as often as it is timed; what each took, and what was heard of it.
+async fn timed(
     backend: &Backend,
     prompt: u32,
     sampling: &SamplingConfig,
     ear: Option<&Ear>,
-) -> Result<(Times, Heard), Error> {
+) -> Result<Vec<(Times, Heard)>, Error> {
     let vocab_size = backend.model().await?.vocab_size;
     let request = || Prompt::Tokens(prompt).request(sampling, vocab_size);
     generate(backend, request(), false).await?;
     ear.map(Ear::take);
-    let report = generate(backend, request(), false).await?;
-    let heard = ear.map(Ear::take).unwrap_or_default();
-    let timings = report.timings();
-    let times = Times {
-        prefill: timings.prefill_ms / 1e3,
-        decode: timings.decode_ms / 1e3 / f64::from(STEPS),
-    };
-    Ok((times, heard))
+    let mut found = Vec::new();
+    for _ in 0..repeats(prompt) {
+        let report = generate(backend, request(), false).await?;
+        let timings = report.timings();
+        let times = Times {
+            prefill: timings.prefill_ms / 1e3,
+            decode: timings.decode_ms / 1e3 / f64::from(STEPS),
+        };
+        found.push((times, ear.map(Ear::take).unwrap_or_default()));
+    }
+    Ok(found)
 }
 
-/// Takes apart what was heard of one request: the trunk's time and the experts' of each step.
+/// Takes apart what was heard of one request: the time of each step, the trunk's and the experts' of it. Steps of the
+/// prompt are named by their rows and the positions before them, the others by the prompt.
 fn listen(prompt: u32, heard: &Heard, samples: &mut Samples) {
+    let mut position = 0;
     for step in &heard.steps {
         let sent = || heard.sent.iter().filter(|sent| sent.step == step.step);
         let experts: f64 = sent().map(|sent| sent.took.as_secs_f64()).sum();
@@ -166,16 +187,22 @@ fn listen(prompt: u32, heard: &Heard, samples: &mut Samples) {
         let Some(step_rows) = sent().map(|sent| sent.rows).max().filter(|_| visits > 0) else {
             continue;
         };
-        let name = format!("{prompt} of {step_rows}");
-        let trunk = (step.took.as_secs_f64() - experts).max(0.0);
-        samples.add(&format!("trunk {name}"), trunk);
+        let name = if position < prompt {
+            format!("{step_rows} at {position}")
+        } else {
+            format!("1 after {prompt}")
+        };
+        position += step_rows;
+        let took = step.took.as_secs_f64();
+        samples.add(&format!("step {name}"), took);
+        samples.add(&format!("trunk {name}"), (took - experts).max(0.0));
         samples.add(&format!("expert {name}"), experts / f64::from(visits));
         samples.add(&format!("rows {name}"), f64::from(rows) / f64::from(visits));
     }
 }
 
-/// Experts that the cache of half a layer misses: in a decode step after the short prompt, and in the long prompt.
-fn misses(container: &Container, cap: u32, traces: &[Trace]) -> Result<(f64, f64), Error> {
+/// Experts that the cache of half a layer misses: in a decode step after the shortest prompt, and in every prompt.
+fn misses(container: &Container, cap: u32, traces: &[Trace]) -> Result<Misses, Error> {
     let layers: Vec<PlacedLayer> = container
         .config()
         .moe_layers()
@@ -185,58 +212,19 @@ fn misses(container: &Container, cap: u32, traces: &[Trace]) -> Result<(f64, f64
     let counts: Vec<(u32, u32)> = layers.iter().map(|layer| (layer.layer, layer.experts)).collect();
     let placement = &placed.placement;
     let mut memories = [Memory::new(&placed.workers[0], placement, 0, &counts, Rules::default())];
-    let mut of = |trace: &Trace, is_prompt: bool| {
+    let mut found = Vec::new();
+    for (trace, rows) in traces.iter().zip(PROMPTS) {
         replay(trace, placement, &mut memories);
         let steps = replay(trace, placement, &mut memories);
-        let wanted = steps.iter().filter(|step| (step.rows > 1) == is_prompt);
-        wanted
-            .flat_map(|step| &step.layers)
-            .flat_map(|layer| &layer.shares)
-            .map(|share| share.misses)
-            .sum::<u32>()
-    };
-    let decoded = of(&traces[0], false);
-    let prefilled = of(&traces[1], true);
-    Ok((f64::from(decoded) / f64::from(STEPS), f64::from(prefilled)))
-}
-
-/// What follows from the medians. Differences of noisy figures can be below nothing; costs cannot.
-fn costs(container: &Container, process: &InProcess, samples: &Samples) -> Costs {
-    let layers =
-        f64::from(u32::try_from(container.config().moe_layers().count()).unwrap_or(1).max(1));
-    let m = |name: &str| samples.median(name);
-    let short = f64::from(PROMPTS[0]) + f64::from(STEPS) / 2.0;
-    let long = f64::from(PROMPTS[3]) + f64::from(STEPS) / 2.0;
-    let attention_decode_s = ((m("trunk 400 of 1") - m("trunk 16 of 1")) / (long - short)).max(0.0);
-    let trunk = Curve {
-        rows: vec![1.0, 16.0, 64.0, 256.0],
-        seconds: vec![
-            (m("trunk 16 of 1") - attention_decode_s * short).max(0.0),
-            m("trunk 16 of 16"),
-            m("trunk 64 of 64"),
-            m("trunk 256 of 256"),
-        ],
-    };
-    // The second step of the longest prompt: 144 rows that see 256 positions before them.
-    let beyond = m("trunk 400 of 144") - trunk.at(144.0);
-    let points = ["16 of 1", "16 of 16", "64 of 64", "256 of 256"];
-    let expert = Curve::through(
-        points.iter().map(|name| (m(&format!("rows {name}")), m(&format!("expert {name}")))),
-    );
-    let message_s = ((m("one decode 16") - m("alone decode 16")) / layers).max(0.0);
-    let of_rows = (m("one prefill 256") - m("alone prefill 256")) / layers - message_s;
-    let per = |seconds: f64, count: f64| if count > 0.0 { (seconds / count).max(0.0) } else { 0.0 };
-    Costs {
-        container: container.digest().to_owned(),
-        threads: process.threads,
-        message_s,
-        message_more_s: ((m("two decode 16") - m("one decode 16")) / layers).max(0.0),
-        message_row_s: (of_rows / 256.0).max(0.0),
-        read_s: per(m("read decode 16") - m("one decode 16"), m("misses decode")),
-        read_many_s: per(m("read prefill 256") - m("one prefill 256"), m("misses prefill")),
-        attention_decode_s,
-        attention_prefill_s: (beyond / (144.0 * 256.0)).max(0.0),
-        trunk,
-        expert,
+        let of = |is_prompt: bool| -> f64 {
+            let wanted = steps.iter().filter(|step| (step.rows > 1) == is_prompt);
+            let shares = wanted.flat_map(|step| &step.layers).flat_map(|layer| &layer.shares);
+            f64::from(shares.map(|share| share.misses).sum::<u32>())
+        };
+        if rows == PROMPTS[0] {
+            found.push(of(false) / f64::from(STEPS));
+        }
+        found.push(of(true));
     }
+    Ok(found)
 }

@@ -76,13 +76,13 @@ fn inputs(planned: &Planned) -> String {
         || "times follow from the bandwidths of the file; --calibration brings measured ones".to_owned(),
         |costs| {
             format!(
-                "measured: expert of one row {:.1} us, trunk of one row {:.3} ms, message {:.0} us and {:.0} us for each further worker, read {:.0} us, {:.0} us among many",
+                "measured: expert of one row {:.1} us, trunk of one row {:.3} ms, message {:.0} us and {:.0} us for each further worker, read {:.0} us, in a step of 256 rows {:.0} us",
                 costs.expert.at(1.0) * 1e6,
                 costs.trunk.at(1.0) * 1e3,
-                costs.message_s * 1e6,
-                costs.message_more_s * 1e6,
-                costs.read_s * 1e6,
-                costs.read_many_s * 1e6,
+                costs.message.at(1.0) * 1e6,
+                costs.message_more.at(1.0) * 1e6,
+                costs.read.at(1.0) * 1e6,
+                costs.read.at(256.0) * 1e6,
             )
         },
     );
