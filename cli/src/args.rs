@@ -11,6 +11,7 @@ use crate::{
         convert::ConvertArgs,
         demo::DemoArgs,
         doctor::DoctorArgs,
+        fetch::FetchArgs,
         generate::GenerateArgs,
         healthcheck::HealthcheckArgs,
         inspect::InspectArgs,
@@ -92,6 +93,8 @@ pub enum Command {
     Readmit(ReadmitArgs),
     /// Makes a container from a Hugging Face checkpoint
     Convert(ConvertArgs),
+    /// Fetches a container from an HTTP server or a bucket, and checks every byte
+    Fetch(FetchArgs),
     /// Checks every byte of a container against its manifest
     Verify(VerifyArgs),
     /// Makes and checks copies of a container on further drives

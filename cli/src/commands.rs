@@ -5,6 +5,7 @@ pub mod bench;
 pub mod convert;
 pub mod demo;
 pub mod doctor;
+pub mod fetch;
 pub mod generate;
 pub mod healthcheck;
 pub mod inspect;

@@ -38,7 +38,7 @@ pub use isa::IsaName;
 pub use plan::{PlanConfig, PlanSettings};
 pub use print::render;
 pub use security::Access;
-pub(crate) use security::member_files;
+pub(crate) use security::{fetch_token, member_files};
 pub use serve::{ServeConfig, ServeSettings};
 pub use shimmer_worker::tier_options::{ByteSize, ParseByteSizeError};
 pub use tiers::{ParseSwitchError, Switch};

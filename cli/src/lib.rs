@@ -12,6 +12,7 @@ pub mod config;
 mod doctor;
 pub mod error;
 mod failover;
+mod fetch;
 mod forecast;
 pub mod local;
 pub mod logging;
@@ -93,6 +94,7 @@ fn dispatch(command: Command, matches: Option<&ArgMatches>) -> Result<(), Error>
         Command::Rebalance(args) => commands::admin::rebalance(&args),
         Command::Readmit(args) => commands::admin::readmit(&args),
         Command::Convert(args) => commands::convert::run(&args),
+        Command::Fetch(args) => commands::fetch::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Mirror(args) => commands::mirror::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),

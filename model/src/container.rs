@@ -46,6 +46,11 @@ impl Container {
         open::open(directory)
     }
 
+    /// Compares the files of a directory with a manifest that is not in it yet.
+    pub(crate) fn check(directory: &Path, manifest: &Manifest) -> Result<()> {
+        open::check(directory, manifest).map(drop)
+    }
+
     /// What the container holds.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {

@@ -19,9 +19,12 @@ pub mod demo;
 mod error;
 mod files;
 pub mod gguf;
+mod incoming;
 mod inspect;
 mod manifest;
 mod mirror;
+mod parts;
+mod place;
 mod plan;
 mod safetensors;
 mod schema;
@@ -37,6 +40,7 @@ pub use config::{AttentionConfig, Family, Ffn, LayerConfig, ModelConfig, QkNorm,
 pub use container::{Container, Trunk};
 pub use convert::{ConvertOptions, ConvertProgress, ConvertReport, convert};
 pub use error::{Error, MissingCase, Result};
+pub use incoming::{Fault, Incoming, IncomingFile, Offer, Settled, Standing};
 pub use inspect::{Inspection, LayerSummary};
 pub use manifest::{
     ExpertEntry, FileEntry, MANIFEST_FILE, Manifest, SCHEMA_VERSION, SourceInfo, TensorEntry,

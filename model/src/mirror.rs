@@ -7,7 +7,7 @@
 mod copy;
 mod layers;
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -16,7 +16,8 @@ use crate::container::Container;
 use crate::convert::ConvertProgress;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::manifest::{FileEntry, MANIFEST_FILE, Manifest};
+use crate::manifest::{FileEntry, MANIFEST_FILE};
+use crate::place;
 use crate::schema::{self, EXPERTS_DIRECTORY};
 pub use layers::{Layers, ParseLayersError};
 
@@ -181,47 +182,24 @@ fn existing(path: &Path) -> &Path {
 
 /// The target is new, empty, a mirror of this container, or one that was begun.
 fn check_target(source: &Container, target: &Path) -> Result<()> {
-    let refuse =
-        |problem: String, hint| Err(Error::Output { path: target.to_path_buf(), problem, hint });
-    if !target.exists() {
-        return Ok(());
-    }
     let same = |path: &Path| path.canonicalize().map_err(Error::io("looking up", path));
-    if same(target)? == same(source.dir())? {
-        return refuse("is the container itself".to_owned(), "choose a directory on another drive");
+    if target.exists() && same(target)? == same(source.dir())? {
+        return Err(Error::Output {
+            path: target.to_path_buf(),
+            problem: "is the container itself".to_owned(),
+            hint: "choose a directory on another drive",
+        });
     }
-    let state = target.join(DIRECTORY);
-    let place = if target.join(MANIFEST_FILE).exists() {
-        target
-    } else if state.join(MANIFEST_FILE).exists() {
-        state.as_path()
-    } else if state.exists() || files::names(target)?.is_empty() {
-        return Ok(());
-    } else {
-        let hint = "choose an empty or new directory";
-        return refuse("is not empty and no mirror".to_owned(), hint);
-    };
-    let found = Manifest::read(place)?.digest;
-    if found == source.digest() {
-        return Ok(());
-    }
-    let problem = format!("holds another container ({found} instead of {})", source.digest());
-    refuse(problem, "choose another directory, or remove this one if you no longer need it")
+    place::check(target, DIRECTORY, source.digest(), "mirror")
 }
 
 /// Two calls for one directory would write over each other.
 fn lock(target: &Path, state: &Path) -> Result<File> {
-    let path = state.join("lock");
-    let file = File::create(&path).map_err(Error::io("creating", &path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(Error::Output {
-            path: target.to_path_buf(),
-            problem: "another process is writing to it".to_owned(),
-            hint: "wait until it has ended",
-        }),
-        Err(TryLockError::Error(source)) => Err(Error::Io { action: "locking", path, source }),
-    }
+    place::lock(state)?.ok_or_else(|| Error::Output {
+        path: target.to_path_buf(),
+        problem: "another process is writing to it".to_owned(),
+        hint: "wait until it has ended",
+    })
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod reason;
 mod refusal;
 #[cfg(test)]
 mod tests;
+mod web;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -23,6 +24,7 @@ use rustls::{ClientConfig, ServerConfig, pki_types::UnixTime};
 pub use accept::{AcceptError, Acceptor, Companion, PeerStream};
 pub use connect::{DialError, Dialer};
 pub use refusal::{Refusal, refuse};
+pub use web::{refusal_of, web_client};
 
 use crate::followed::{FileError, Followed};
 

@@ -12,6 +12,7 @@ pub mod control_group;
 pub mod engine;
 pub mod etcd;
 pub mod faults;
+pub mod file_server;
 pub mod in_process;
 pub mod lab;
 pub mod mock_api;

@@ -44,6 +44,7 @@ const CASES: [Case; 5] = [
         file: "cpu-only-values.yaml",
         outside: &[
             "Secret model-store",
+            "Secret model-store-ca",
             "Secret etcd-password",
             "Secret etcd-client",
             "Secret member-coordinator",

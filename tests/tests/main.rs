@@ -12,6 +12,7 @@ mod chart;
 mod clients;
 mod containers;
 mod faults;
+mod fetch;
 mod hosts;
 mod kernels_f64;
 mod kernels_spec;

@@ -128,7 +128,8 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         }
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "coordinator is listening");
         output::line(&format!("listening on {address}"))?;
-        let options = ServerOptions { door, counters, drain: config.drain_timeout.0 };
+        let (delay, drain) = (config.drain_delay.0, config.drain_timeout.0);
+        let options = ServerOptions { door, counters, delay, drain };
         let serving = serve(inference, listener, shutdown, options);
         Box::pin(admin::beside(serving, admin_port, operators))
             .await

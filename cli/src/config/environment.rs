@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 const FOR_TESTS: &str = "SHIMMER_TEST_";
 
 /// Variables that no flag has.
-const WITHOUT_FLAG: [&str; 1] = [super::cluster::PASSWORD_VARIABLE];
+const WITHOUT_FLAG: [&str; 2] =
+    [super::cluster::PASSWORD_VARIABLE, super::security::FETCH_TOKEN_VARIABLE];
 
 /// A variable that no command reads.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

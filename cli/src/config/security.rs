@@ -70,12 +70,34 @@ impl Access {
         if let Some(file) = &self.api_key_file {
             return key_of(file).map(Some);
         }
-        match std::env::var(API_KEY_VARIABLE) {
-            Ok(key) if key.trim().is_empty() => Ok(None),
-            Ok(key) => Ok(Some(key.trim().to_owned())),
-            Err(std::env::VarError::NotPresent) => Ok(None),
-            Err(error) => Err(ConfigError::invalid(API_KEY_VARIABLE, error.to_string())),
-        }
+        of_variable(API_KEY_VARIABLE)
+    }
+}
+
+/// The variable that holds the token for a source of `fetch`. It has no flag either.
+pub(crate) const FETCH_TOKEN_VARIABLE: &str = "SHIMMER_FETCH_TOKEN";
+
+/// The token to show to a source, if there is any: all of the file, which goes before the variable.
+///
+/// # Errors
+/// The file cannot be read or is empty, or the variable is not text.
+pub(crate) fn fetch_token(file: Option<&Path>) -> Result<Option<String>, ConfigError> {
+    let Some(file) = file else { return of_variable(FETCH_TOKEN_VARIABLE) };
+    let refuse =
+        |reason: &str| ConfigError::invalid("token-file", format!("{}: {reason}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|error| refuse(&error.to_string()))?;
+    match text.trim() {
+        "" => Err(refuse("no token in it")),
+        token => Ok(Some(token.to_owned())),
+    }
+}
+
+fn of_variable(name: &str) -> Result<Option<String>, ConfigError> {
+    match std::env::var(name) {
+        Ok(key) if key.trim().is_empty() => Ok(None),
+        Ok(key) => Ok(Some(key.trim().to_owned())),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(error) => Err(ConfigError::invalid(name, error.to_string())),
     }
 }
 

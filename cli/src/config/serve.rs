@@ -136,6 +136,12 @@ settings_with_cluster! {
         #[arg(long, env = "SHIMMER_DRAIN_TIMEOUT", value_name = "TIME")]
         drain_timeout: Period = Period::seconds(25), because "Kubernetes kills after 30s";
 
+        /// Time after SIGTERM in which new requests are still taken while readiness is off already; --drain-timeout begins
+        /// after it
+        #[arg(long, env = "SHIMMER_DRAIN_DELAY", value_name = "TIME")]
+        drain_delay: Period = Period::seconds(0),
+            because "balancers that are told before SIGTERM, as by a preStop sleep of Kubernetes, send nothing new";
+
         /// Directory of the journal, by which a broken answer can be resumed, here or at another coordinator with the same
         /// directory; made where there is none
         #[arg(long, env = "SHIMMER_JOURNAL", value_name = "DIR")]
@@ -235,6 +241,7 @@ pub struct ServeConfig {
     pub replace_after: Period,
     /// Absent: no copy.
     pub own_experts: Option<ByteSize>,
+    pub drain_delay: Period,
     pub drain_timeout: Period,
     /// Absent: requests are not written down.
     pub journal: Option<JournalOptions>,
@@ -367,6 +374,7 @@ impl ServeSettings {
             audit_per_10k,
             replace_after: all.replace_after.ok_or_else(|| missing("replace-after"))?,
             own_experts: all.own_experts,
+            drain_delay: all.drain_delay.ok_or_else(|| missing("drain-delay"))?,
             drain_timeout: all.drain_timeout.ok_or_else(|| missing("drain-timeout"))?,
             journal,
             admin_listen: all.admin_listen,

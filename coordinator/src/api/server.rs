@@ -27,7 +27,9 @@ pub struct ServerOptions {
     pub door: DoorOptions,
     /// Counts what happens there.
     pub counters: Arc<DoorCounters>,
-    /// Time that running generations get after the shutdown began.
+    /// Time after the shutdown began in which new generations are still taken: whoever sends them learns of it late.
+    pub delay: Duration,
+    /// Time that running generations get after that.
     pub drain: Duration,
 }
 
@@ -35,7 +37,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         let (door, counters) = (DoorOptions::default(), Arc::default());
         // Kubernetes kills after 30 s.
-        Self { door, counters, drain: Duration::from_secs(25) }
+        Self { door, counters, delay: Duration::ZERO, drain: Duration::from_secs(25) }
     }
 }
 
@@ -53,8 +55,8 @@ pub enum ServeError {
     EngineEnded,
 }
 
-/// Serves clients until `shutdown` is cancelled. From then on the service is not ready and refuses what is new with
-/// UNAVAILABLE; running generations finish within the drain time, and the rest ends with UNAVAILABLE, resumable if there is a
+/// Serves clients until `shutdown` is cancelled. From then on the service is not ready, and after the delay it refuses what is
+/// new with UNAVAILABLE; running generations finish within the drain time, and the rest ends with UNAVAILABLE, resumable if there is a
 /// journal. The engine has stopped when this returns.
 ///
 /// # Errors
@@ -90,6 +92,8 @@ pub async fn serve(
     let engine = inference.engine().clone();
     let drain = async {
         shutdown.cancelled().await;
+        // Meanwhile health says that it does not serve.
+        tokio::time::sleep(options.delay).await;
         drain(&inference, &reporter, options.drain).await;
         // The connections get a last word; one that does not take it does not hold us up.
         close.cancel();

@@ -80,8 +80,8 @@
 {{- if and (eq $model.type "emptyDir") (not $model.emptyDir.sizeLimit) -}}
 {{- fail (printf "%s: model.type emptyDir needs model.emptyDir.sizeLimit, or one pod could fill the node" .name) -}}
 {{- end -}}
-{{- if and (eq $model.type "claim") $download.source -}}
-{{- fail (printf "%s: a shared claim is not downloaded into, because several pods would write it at the same time: fill it once, or use type claimTemplate, hostPath or emptyDir" .name) -}}
+{{- if and $download.endpoint (not (hasPrefix "s3://" $download.source)) -}}
+{{- fail (printf "%s: model.download.endpoint is for s3 sources: another one has its host in model.download.source" .name) -}}
 {{- end -}}
 {{- end -}}
 

@@ -53,6 +53,11 @@ limits:
   {{- end }}
 {{- end -}}
 
+{{- /* Whether the kubelet can sleep before it stops a container; the image has no shell to sleep in. */ -}}
+{{- define "shimmer.hasSleep" -}}
+{{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}true{{ end -}}
+{{- end -}}
+
 {{- /* How many looks the startup probe has: twice the time of a read of the whole container, and two minutes. */ -}}
 {{- define "shimmer.startupFailures" -}}
 {{- $model := include "shimmer.model" . | fromYaml -}}
@@ -206,6 +211,12 @@ ephemeral volume elsewhere (ephemeral: true). */ -}}
       spec:
         {{- include "shimmer.claimSpec" $model.claimTemplate | nindent 8 }}
 {{- end }}
+{{- if and $download $model.download.caSecretName }}
+- name: download-ca
+  secret:
+    secretName: {{ $model.download.caSecretName }}
+    defaultMode: 0440
+{{- end }}
 {{- if .root.Values.tls.enabled }}
 - name: tls
   secret:
@@ -256,6 +267,15 @@ initContainers:
       - {{ $download.source }}
       - --out={{ include "shimmer.container" .model }}
       - --digest={{ $download.digest }}
+      - --connections={{ int $download.connections }}
+      {{- if $download.caSecretName }}
+      - --ca=/etc/shimmer/download-ca/ca.crt
+      {{- end }}
+    {{- with $download.endpoint }}
+    env:
+      - name: AWS_ENDPOINT_URL
+        value: {{ . | quote }}
+    {{- end }}
     {{- with $download.secretName }}
     envFrom:
       - secretRef:
@@ -268,6 +288,11 @@ initContainers:
     volumeMounts:
       - name: model
         mountPath: /model
+      {{- if $download.caSecretName }}
+      - name: download-ca
+        mountPath: /etc/shimmer/download-ca
+        readOnly: true
+      {{- end }}
 {{- end -}}
 {{- end -}}
 

@@ -58,8 +58,8 @@
 {{- $models = append $models (include "shimmer.model" (dict "root" $root "values" $pool) | fromYaml) }}
 {{- end }}
 {{- end }}
-{{- range $models }}
-{{- with .download.source }}{{ $_ := set $sources (include "shimmer.urlPort" .) true }}{{ end }}
+{{- range $model := $models }}
+{{- with .download.source }}{{ $_ := set $sources (include "shimmer.urlPort" ($model.download.endpoint | default .)) true }}{{ end }}
 {{- end }}
 {{- range $port := keys $sources | sortAlpha }}
 {{ include "shimmer.egressRule" (dict "peers" $policy.modelSource "port" $port) }}

@@ -8,18 +8,10 @@ use crate::container::Container;
 use crate::convert::ConvertProgress;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::schema::TRUNK_FILE;
+use crate::parts::parts;
 
 /// Bytes read, hashed and written at once.
 const PIECE_BYTES: usize = 4 << 20;
-
-/// A stretch of a file with one digest.
-struct Part<'a> {
-    name: String,
-    offset: u64,
-    bytes: u64,
-    digest: &'a str,
-}
 
 /// Copies a file that the manifest lists. What is between its parts, headers and padding, is compared when the mirror is
 /// opened.
@@ -51,9 +43,11 @@ pub(super) fn file(
         }
         Ok(hasher.finalize().to_hex().to_string())
     };
-    let (parts, length) = parts(source, name);
+    let manifest = source.manifest();
+    let entry = manifest.files.iter().find(|entry| entry.file == name);
+    let entry = entry.expect("a planned file is in the manifest");
     let mut at = 0;
-    for part in parts {
+    for part in parts(manifest, entry) {
         let gap = part.offset.checked_sub(at).expect("an opened container has no overlaps");
         copy(at, gap)?;
         let found = copy(part.offset, part.bytes)?;
@@ -63,37 +57,6 @@ pub(super) fn file(
         }
         at = part.offset + part.bytes;
     }
-    copy(at, length - at)?;
+    copy(at, entry.bytes - at)?;
     files::publish(&output, &temporary, &to)
-}
-
-/// The parts of a file in order, and its length.
-fn parts<'a>(source: &'a Container, name: &str) -> (Vec<Part<'a>>, u64) {
-    let manifest = source.manifest();
-    let entry = manifest.files.iter().find(|entry| entry.file == name);
-    let entry = entry.expect("a planned file is in the manifest");
-    let mut parts: Vec<Part<'a>> = if name == TRUNK_FILE {
-        let part = |tensor: &'a crate::manifest::TensorEntry| Part {
-            name: format!("tensor {}", tensor.name),
-            offset: tensor.offset,
-            bytes: tensor.bytes,
-            digest: &tensor.blake3,
-        };
-        manifest.tensors.iter().map(part).collect()
-    } else {
-        let experts = manifest.experts.iter().filter(|expert| expert.file == name);
-        let part = |expert: &'a crate::manifest::ExpertEntry| Part {
-            name: crate::schema::expert_name(expert.layer, expert.expert),
-            offset: expert.offset,
-            bytes: expert.bytes,
-            digest: &expert.blake3,
-        };
-        experts.map(part).collect()
-    };
-    if parts.is_empty() {
-        let (name, digest) = ("the file".to_owned(), entry.blake3.as_str());
-        parts.push(Part { name, offset: 0, bytes: entry.bytes, digest });
-    }
-    parts.sort_by_key(|part| part.offset);
-    (parts, entry.bytes)
 }

@@ -19,7 +19,7 @@ use crate::followed::FileError;
 /// Between members only the newest version is spoken: both ends are ours.
 const MEMBERS: &[&SupportedProtocolVersion] = &[&TLS13];
 /// Clients may be older.
-const PUBLIC: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
+pub(super) const PUBLIC: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
 
 /// gRPC is HTTP/2 and nothing else.
 const ALPN: &[u8] = b"h2";
@@ -27,7 +27,7 @@ const ALPN: &[u8] = b"h2";
 /// Later than any certificate: to be told when it ends.
 const FAR_AWAY: Duration = Duration::from_secs(1 << 38);
 
-fn provider() -> Arc<CryptoProvider> {
+pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
@@ -105,7 +105,7 @@ fn sealed(mut server: ServerConfig) -> ServerConfig {
     server
 }
 
-fn authorities(file: &Path, bytes: &[u8]) -> Result<RootCertStore, FileError> {
+pub(super) fn authorities(file: &Path, bytes: &[u8]) -> Result<RootCertStore, FileError> {
     let mut roots = RootCertStore::empty();
     for (index, certificate) in chain(file, bytes)?.into_iter().enumerate() {
         roots.add(certificate).map_err(|error| {

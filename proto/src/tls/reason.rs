@@ -46,7 +46,7 @@ pub(super) fn is_tls(error: &io::Error) -> bool {
     rustls_error(error).is_some()
 }
 
-fn rustls_error(error: &io::Error) -> Option<&Error> {
+pub(super) fn rustls_error(error: &io::Error) -> Option<&Error> {
     let inner = error.get_ref()?;
     inner
         .downcast_ref::<Error>()

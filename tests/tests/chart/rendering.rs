@@ -129,13 +129,68 @@ fn a_startup_probe_is_sized_from_the_model() {
 }
 
 #[test]
-fn the_sleep_before_the_stop_needs_kubernetes_1_30() {
+fn a_stopping_coordinator_takes_requests_until_the_endpoint_lists_know() {
     let Some(tools) = Tools::find() else { return };
+    // Before 1.30 Kubernetes cannot sleep, so that the coordinator waits instead.
     for (version, expected) in [("1.25.0", None), ("1.29.9", None), ("1.30.0", Some(5))] {
         let objects = Case::of("minimal-values.yaml").render(&tools, Helm::Three, version);
         let coordinator = find(&objects, "Deployment", "rel-shimmer-coordinator");
         let sleep = &container(coordinator)["lifecycle"]["preStop"]["sleep"]["seconds"];
         assert_eq!(sleep.as_u64(), expected, "{version}");
+        let args = container(coordinator)["args"].as_array().unwrap().iter();
+        let args = args.map(|arg| arg.as_str().unwrap());
+        let delays: Vec<&str> = args.filter(|arg| arg.starts_with("--drain-delay")).collect();
+        let expected: &[&str] = if expected.is_none() { &["--drain-delay=5s"] } else { &[] };
+        assert_eq!(delays, expected, "{version}");
+    }
+}
+
+/// The init container of each kind of volume, and what the policy lets out to the source.
+#[test]
+fn a_model_is_fetched_into_volumes_of_every_kind() {
+    let Some(tools) = Tools::find() else { return };
+    let digest = "5f3c1d1f0c6f4f6f8b7f4c2f6a1e9d3b5f3c1d1f0c6f4f6f8b7f4c2f6a1e9d3b";
+    let endpoint = "model.download.endpoint=http://minio:9000";
+    for (volume, source, port) in [
+        ("model.claim.name=shared", "https://models/olmoe", 443),
+        ("model.type=hostPath,model.hostPath.path=/srv/m", "http://models:8080/olmoe", 8080),
+        ("model.type=emptyDir,model.emptyDir.sizeLimit=5Gi", "s3://models/olmoe", 443),
+        (
+            &format!("model.type=claimTemplate,model.claimTemplate.size=5Gi,{endpoint}"),
+            "s3://m/o",
+            9000,
+        ),
+    ] {
+        let set = format!(
+            "--set={volume},model.directory=olmoe,model.download.source={source},model.download.digest={digest}"
+        );
+        let objects = tools.render(Helm::Four, &chart_directory(), &[&set]).unwrap();
+        for (kind, name) in
+            [("Deployment", "rel-shimmer-coordinator"), ("StatefulSet", "rel-shimmer-default")]
+        {
+            let workload = find(&objects, kind, name);
+            let spec = &workload["spec"]["template"]["spec"];
+            let fetch = &spec["initContainers"][0];
+            let args: Vec<_> = fetch["args"].as_array().unwrap().iter().collect();
+            let digest = format!("--digest={digest}");
+            assert_eq!(args, ["fetch", source, "--out=/model/olmoe", &digest, "--connections=8"]);
+            assert_ne!(fetch["volumeMounts"][0]["readOnly"], true, "{volume}: it is written to");
+            assert_eq!(spec["containers"][0]["volumeMounts"][0]["readOnly"], true, "{volume}");
+            let given = &spec["volumes"][0]["persistentVolumeClaim"];
+            assert!(given.is_null() || given["readOnly"].is_null(), "{volume}");
+        }
+        let policies = objects.iter().filter(|object| {
+            let labels = &object["spec"]["podSelector"]["matchLabels"];
+            let component = labels["app.kubernetes.io/component"].as_str();
+            object["kind"] == "NetworkPolicy" && matches!(component, Some("coordinator" | "worker"))
+        });
+        let mut open = 0;
+        for policy in policies {
+            let ports = policy["spec"]["egress"].as_array().unwrap().iter();
+            let ports = ports.flat_map(|rule| rule["ports"].as_array().unwrap());
+            open += usize::from(ports.into_iter().any(|it| it["port"] == port));
+        }
+        assert_eq!(open, 2, "{source} can be reached");
     }
 }
 

@@ -102,7 +102,7 @@ fn the_bill_of_an_image_has_its_debian_packages() {
     let named: BTreeSet<_> =
         components(&bill, "pkg:deb/").into_iter().map(name_and_version).collect();
     // The debug image is made from the same base and can be asked.
-    let query = "dpkg-query --show --showformat '${Package} ${Version}\\n' libc6 libgcc-s1 libhwloc15 libudev1";
+    let query = "dpkg-query --show --showformat '${Package} ${Version}\\n' libc6 libgcc-s1 libhwloc15 libudev1 ca-certificates";
     let debug = engine.image("debug");
     let installed = docker(&["run", "--rm", "--entrypoint", "sh", &debug, "-c", query]).unwrap();
     let installed: BTreeSet<_> = installed

@@ -46,6 +46,7 @@ fn the_image_has_the_program_its_libraries_and_no_shell() {
     ];
     let others: Vec<_> = libraries.iter().filter(|name| !c_library.contains(name)).collect();
     assert_eq!(others, [&"libgcc_s", &"libhwloc", &"libudev"]);
+    assert!(files.contains("etc/ssl/certs/ca-certificates.crt"), "https sources need authorities");
     let shell = docker(&["run", "--rm", "--entrypoint", "/bin/sh", &image, "-c", "true"]);
     assert!(shell.is_err(), "there is a shell");
     assert!(docker(&["run", "--rm", &image, "--version"]).unwrap().starts_with("shimmer "));

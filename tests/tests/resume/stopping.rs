@@ -1,6 +1,10 @@
 //! SIGTERM: idle coordinators are gone at once, others finish or hand over.
 
-use std::time::{Duration, Instant};
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
 
 use shimmer_proto::status;
 use shimmer_tests::wait::wait_until;
@@ -37,6 +41,44 @@ fn an_idle_coordinator_exits_at_once() {
     assert!(ended.success(), "{ended}");
     assert!(took < AT_ONCE, "{took:?}");
     drop(client);
+}
+
+/// Endpoint lists learn of a stop later than the process: what they still send is served.
+#[test]
+fn a_coordinator_with_a_delay_takes_requests_while_it_is_unready() {
+    let mut bench = Bench::new();
+    let expected = bench.whole(bench.cluster.port, request("undisturbed", 40));
+    // Long enough for whatever this machine does meanwhile; a second signal ends it.
+    let args = ["--drain-delay", "10m", "--metrics-listen", "127.0.0.1:0"];
+    let mut stopping = bench.another(&args);
+    let page = stopping.process.page_address();
+    stopping.process.signal("TERM");
+    wait_until("readiness to go off", DEADLINE, || {
+        readiness(&page).is_some_and(|answer| answer.starts_with("HTTP/1.1 503"))
+            && healthy(&bench, stopping.port) == Some(false)
+    });
+    // On a connection of its own, as from a client that has just been sent here.
+    assert_eq!(bench.whole(stopping.port, request("late", 40)), expected);
+    let answer = readiness(&page).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert!(stopping.process.ended().is_none(), "the delay is not over");
+    stopping.process.signal("TERM");
+    assert_eq!(stopping.process.wait_for_end(DEADLINE).code(), Some(130));
+
+    // When the delay is over, it drains as ever.
+    let mut stopping = bench.another(&["--drain-delay", "100ms"]);
+    stopping.process.signal("TERM");
+    let ended = stopping.process.wait_for_end(DEADLINE);
+    assert!(ended.success(), "{ended}");
+}
+
+/// What the page says to a readiness probe.
+fn readiness(page: &str) -> Option<String> {
+    let mut socket = TcpStream::connect(page).ok()?;
+    write!(socket, "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).ok()?;
+    Some(answer)
 }
 
 #[test]

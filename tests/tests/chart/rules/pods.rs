@@ -114,10 +114,15 @@ fn grace(pod: &Pod<'_>) -> Vec<String> {
     let Some(drain) = pod.flag("drain-timeout") else { return Vec::new() };
     let drain: u64 = drain.trim_end_matches('s').parse().expect("the chart writes seconds");
     let sleep = pod.main()["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64().unwrap_or(0);
+    let delay = pod
+        .flag("drain-delay")
+        .map_or(0, |delay| delay.trim_end_matches('s').parse().expect("the chart writes seconds"));
     let grace = pod.spec["terminationGracePeriodSeconds"].as_u64().unwrap_or(30);
-    match grace > drain + sleep {
+    match grace > drain + sleep + delay {
         true => Vec::new(),
-        false => vec![format!("grace of {grace} s for {sleep} s and a drain of {drain} s")],
+        false => {
+            vec![format!("grace of {grace} s for {sleep} s, {delay} s and a drain of {drain} s")]
+        }
     }
 }
 
