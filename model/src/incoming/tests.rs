@@ -47,7 +47,7 @@ impl Bench {
         let bytes = fs::read(self.source.join(file.name())).unwrap();
         let mut left = most;
         for range in file.missing() {
-            let end = range.end.min(range.start + left);
+            let end = range.end.min(range.start.saturating_add(left));
             left -= end - range.start;
             let stretch = usize::try_from(range.start).unwrap()..usize::try_from(end).unwrap();
             file.write(range.start, &bytes[stretch]).unwrap();

@@ -50,6 +50,8 @@ pub(super) fn rustls_error(error: &io::Error) -> Option<&Error> {
     let inner = error.get_ref()?;
     inner
         .downcast_ref::<Error>()
+        // Connectors of HTTP clients wrap one I/O error into another.
+        .or_else(|| inner.downcast_ref::<io::Error>().and_then(rustls_error))
         .or_else(|| inner.source().and_then(|source| source.downcast_ref::<Error>()))
 }
 
