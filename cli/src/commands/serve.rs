@@ -125,7 +125,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
             cluster.warn_of(reached).await;
         }
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "coordinator is listening");
-        output::line(&format!("listening on {address}"))?;
+        output::announce(&format!("listening on {address}"));
         let options = ServerOptions { door, counters, drain: config.drain_timeout.0 };
         let serving = serve(inference, listener, shutdown, options);
         Box::pin(admin::beside(serving, admin_port, operators))
