@@ -149,7 +149,7 @@ impl Control {
             let seats = facts.borrow_and_update().clone();
             let now = Instant::now();
             let (duty, wake) = self.consider(&snapshot, &seats, offered, now);
-            let mut wake = wake.into_iter().chain(self.ground.board.seats_due()).min();
+            let mut wake = wake.into_iter().chain(self.ground.board.due()).min();
             if let Some(duty) = duty {
                 leading = Some(self.write(duty));
             }
