@@ -89,7 +89,12 @@ impl LogArgs {
 /// Starts logging. A second call in one process changes nothing.
 pub fn start(filter: &LogFilter, format: LogFormat) {
     let filter = EnvFilter::builder().parse_lossy(&filter.0);
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Lines that standard error does not take are lost. Told of that, the library would say so on standard error by
+    // `eprintln!`, which panics there: a full disk would end the process.
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .log_internal_errors(false)
+        .with_writer(std::io::stderr);
     // Colours only where a person looks.
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let started = match format {

@@ -24,6 +24,15 @@ pub(crate) fn line(text: &str) -> Result<(), Error> {
     write(&format!("{text}\n"))
 }
 
+/// Writes one line that a daemon has to say and that is not why it runs: whoever wanted to hear it may have gone, and the
+/// disk may be full.
+pub(crate) fn announce(text: &str) {
+    if let Err(error) = line(text) {
+        let cause = error.render().unwrap_or_else(|| "nobody reads it".to_owned());
+        tracing::warn!(text, cause, "standard output does not take this line");
+    }
+}
+
 /// Writes a value as one line of JSON.
 ///
 /// # Errors

@@ -9,6 +9,25 @@ use tonic::metadata::MetadataMap;
 
 use crate::dispatch::{StepTrace, WorkerInfo};
 
+/// Decode steps of a request that are recorded all; of the later ones each [`LATER`]th is. An answer of 4000 tokens makes 280
+/// steps of spans, and not as many as the queue takes.
+const FIRST: usize = 32;
+/// See [`FIRST`].
+const LATER: usize = 16;
+
+/// Whether the decode step behind so many generated tokens is recorded.
+pub(crate) fn records(generated: usize) -> bool {
+    generated <= FIRST || generated.is_multiple_of(LATER)
+}
+
+/// Tells something of a request, with its ids if it is sampled.
+pub(crate) fn within<R>(request: Option<&RequestTrace>, tell: impl FnOnce() -> R) -> R {
+    match request {
+        Some(request) => request.log.in_scope(tell),
+        None => tell(),
+    }
+}
+
 /// The span of a sampled request; it ends when this is dropped.
 #[derive(Debug)]
 pub struct RequestTrace {
@@ -57,11 +76,6 @@ impl RequestTrace {
     pub(crate) fn span(&self, name: &'static str, time: [SystemTime; 2]) {
         let id = self.tracer.span_id();
         self.tracer.finish(SpanRecord::below(self.context, id, name, time, Vec::new()));
-    }
-
-    /// For log lines that concern the request.
-    pub(crate) fn log(&self) -> &tracing::Span {
-        &self.log
     }
 }
 
@@ -188,4 +202,16 @@ impl TracedStep {
 
 fn micros(from: Instant, to: Instant) -> u64 {
     u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::records;
+
+    #[test]
+    fn first_decode_steps_are_recorded_and_then_some() {
+        let recorded: Vec<usize> = (1..100).filter(|&generated| records(generated)).collect();
+        let expected: Vec<usize> = (1..=32).chain([48, 64, 80, 96]).collect();
+        assert_eq!(recorded, expected);
+    }
 }

@@ -54,6 +54,7 @@ fn a_doctor_examines_host_container_and_members() {
     let other = other.container(NumericClass::default());
     let logs = tempfile::tempdir().unwrap();
     let flags = ["worker", "--container", path(&container), "--listen", "127.0.0.1:0", "--id", "w"];
+    let flags = [&flags[..], &["--metrics-listen", "127.0.0.1:0"]].concat();
     let mut worker = Process::shimmer("worker", &flags, [] as [(&str, &str); 0], logs.path());
     let peer = format!("127.0.0.1:{}", worker.listening_port(DEADLINE));
 
@@ -69,6 +70,14 @@ fn a_doctor_examines_host_container_and_members() {
     let of_peer = finding(&found, &format!("peer {peer}"));
     assert_eq!(of_peer["level"], "fail");
     assert!(of_peer["found"].as_str().unwrap().contains("has container digest"), "{of_peer}");
+
+    let (found, code) = json(&["doctor", "--json", "--peers", &peer]);
+    assert_eq!((code, &finding(&found, &format!("peer {peer}"))["level"]), (Some(0), &"ok".into()));
+    let page = worker.page_address();
+    let (found, code) = json(&["doctor", "--json", "--peers", &page]);
+    let of_page = finding(&found, &format!("peer {page}"));
+    assert_eq!((code, &of_page["level"]), (Some(1), &"fail".into()), "{of_page}");
+    assert!(of_page["fix"].as_str().unwrap().contains("--listen"), "{of_page}");
 
     // Nobody listens on the first port of all.
     let (found, code) =
@@ -150,7 +159,17 @@ fn a_cluster_is_planned_or_refused() {
     assert!(code == Some(0) && pinned(&capped) < all, "{capped}");
     assert!(capped["decode_step"]["drive_s"].as_f64().unwrap() > 0.0, "{capped}");
 
-    no(plan(&hosts("16MiB", ""), &[]), "worker w0: ");
+    no(
+        plan(&hosts("16MiB", ""), &[]),
+        "worker w0: there is no memory for experts: its ram in the file",
+    );
+    for (more, part) in [
+        (["--prompt", "99999999"], "--prompt 99999999: the model's context has 1024 tokens"),
+        (["--decode", "513"], "--decode 513: behind a prompt of 512, the model's context of 1024"),
+        (["--batch", "99999999"], "--batch 99999999: the coordinator decodes"),
+    ] {
+        no(plan(&hosts("4GiB", ""), &more), part);
+    }
     no(plan(&hosts("4GiB", "nvme = \"1KiB\""), &[]), "worker w0: its nvme of 1.00 KiB");
     no(plan(&hosts("4GiB", "caps = 1"), &[]), "line 14: unknown field `caps`");
     no(plan(&hosts("4GiB", ""), &["--cap", "2"]), "--cap contradicts --hosts");

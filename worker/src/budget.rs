@@ -27,6 +27,8 @@ pub enum BudgetTerm {
     Host,
     /// Memory limit of the control group.
     ControlGroup,
+    /// What a plan says that the process can have, on a host that is not looked at.
+    Planned,
     /// The setting of slots per layer.
     Cap,
 }
@@ -37,6 +39,7 @@ impl fmt::Display for BudgetTerm {
             Self::Setting => "--ram",
             Self::Cap => "--cap",
             Self::Host => "the memory available on this host",
+            Self::Planned => "its ram in the file of hosts",
             Self::ControlGroup => "the memory limit of the control group",
         })
     }

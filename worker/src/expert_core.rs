@@ -1,8 +1,11 @@
 //! What a worker is: a container, kernels, threads, and the store that holds its experts. Shared by all connections.
 
-use std::sync::{
-    Arc, Mutex, OnceLock, PoisonError,
-    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Instant,
 };
 
 use shimmer_kernels::{ActivationFormat, ExpertLayout, ExpertScratch, Kernels, MATH_ID};
@@ -21,6 +24,7 @@ use crate::{
     error::Error,
     guard::{MemoryGuard, SystemProbe},
     io::{check_mirrors, open_reader},
+    joining::Joining,
     memory::{self, ThreadPlacement},
     payload::Buffers,
     session::ExpertSession,
@@ -72,6 +76,7 @@ pub struct ExpertCore {
     drive: String,
     /// Sessions whose first assignment is being loaded.
     first_loads: AtomicUsize,
+    joining: Mutex<Joining>,
     /// Buffers of small works, then those of larger ones.
     scratch: [Mutex<Vec<ExpertScratch>>; 2],
     pub(crate) sums: Arc<Buffers<i64>>,
@@ -220,6 +225,7 @@ impl ExpertCore {
             tracer: OnceLock::new(),
             drive,
             first_loads: AtomicUsize::new(0),
+            joining: Mutex::default(),
             scratch: Default::default(),
             sums: Buffers::new(rows * hidden),
             outputs: Buffers::new(rows * experts_per_row * hidden),
@@ -266,10 +272,24 @@ impl ExpertCore {
         }
     }
 
-    /// Whether a coordinator waits for the first experts that it assigned. While later assignments are loaded the earlier
-    /// ones serve.
-    pub fn is_loading(&self) -> bool {
-        self.first_loads.load(Relaxed) > 0
+    /// Why it is not in service yet: a coordinator waits for the first experts that it assigned, or the worker has joined
+    /// and no placement has given it any. While later assignments are loaded the earlier ones serve. A worker that nobody
+    /// knows of waits for coordinators and is in service: they have to find it.
+    pub fn unready(&self, now: Instant) -> Option<&'static str> {
+        if self.first_loads.load(Relaxed) > 0 {
+            return Some("loading the experts that a coordinator has assigned");
+        }
+        let owed = self.joining().is_owed(now);
+        owed.then_some("joining: no placement has given this worker experts yet")
+    }
+
+    /// Coordinators can find this worker from now on.
+    pub fn announced(&self, now: Instant) {
+        self.joining().announced(now);
+    }
+
+    pub(crate) fn joining(&self) -> MutexGuard<'_, Joining> {
+        self.joining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says in every hello from now on that this worker is about to leave.

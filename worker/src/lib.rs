@@ -15,6 +15,7 @@ pub mod generations;
 pub mod guard;
 pub mod history;
 pub mod io;
+mod joining;
 pub mod memory;
 pub mod metrics;
 mod payload;

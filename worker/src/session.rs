@@ -54,7 +54,9 @@ impl ExpertSession {
         identity::compare(&side, &self.core.identity(), &peer, &theirs).map_err(|mismatch| {
             Counters::bump(&self.core.counters().hellos_refused);
             WorkerError { fatal: true, ..refusal(ErrorCode::Incompatible, None, mismatch.message) }
-        })
+        })?;
+        self.core.joining().greeted(Instant::now());
+        Ok(())
     }
 
     /// Loads the experts of an assignment and waits for them, which takes as long as the disk takes. Earlier assignments
@@ -76,7 +78,8 @@ impl ExpertSession {
         })?;
         let stamp = Stamp::new(assign.epoch, assign.generation);
         // Its experts stay in memory, but no longer keep the room from the new assignment.
-        let first = self.assignments.all().next().is_none().then(|| FirstLoad::of(&self.core));
+        let serves = self.assignments.all().any(|assignment| !assignment.is_empty());
+        let first = (!serves).then(|| FirstLoad::of(&self.core));
         let (number, gone) = self.assignments.begin(stamp);
         drop(gone);
         Ok(Loading { core: Arc::clone(&self.core), number, stamp, wanted, _first: first })
@@ -98,6 +101,7 @@ impl ExpertSession {
         match outcome {
             Ok(assignment) => {
                 let ready = assignment.ready(self.core.wants_hints());
+                self.core.joining().loaded(ready.experts);
                 self.assignments.ready(number, assignment).is_ok().then_some(Ok(ready))
             }
             Err(error) => self.assignments.failed(number).then(|| {

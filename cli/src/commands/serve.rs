@@ -127,7 +127,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
             cluster.warn_of(reached).await;
         }
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "coordinator is listening");
-        output::line(&format!("listening on {address}"))?;
+        output::announce(&format!("listening on {address}"));
         let (delay, drain) = (config.drain_delay.0, config.drain_timeout.0);
         let options = ServerOptions { door, counters, delay, drain };
         let serving = serve(inference, listener, shutdown, options);

@@ -2,7 +2,10 @@
 
 mod registration;
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use shimmer_proto::{membership::Snapshot, trace::TraceCounts};
 use shimmer_worker::{
@@ -64,12 +67,15 @@ pub fn run(config: WorkerConfig) -> Result<(), Error> {
     if let Some(traces) = &traces {
         core.trace(traces.tracer());
     }
+    if store.is_some() {
+        core.announced(Instant::now());
+    }
     let view = store.as_ref().map(|store| store.watch());
     let shutdown =
         attendant.serving(page(&core, view, process, traces.as_ref().map(Traces::counts)));
     block_on(async {
         tracing::info!(id, %address, isa = %kernels.isa(), threads = config.threads, "worker is ready for coordinators");
-        output::line(&format!("listening on {address}"))?;
+        output::announce(&format!("listening on {address}"));
         let options =
             ServeConfig { drain_timeout: config.drain_timeout.0, tls, ..ServeConfig::default() };
         let registration = store
@@ -113,10 +119,9 @@ fn page(
         }
         report
     };
-    // A worker without coordinators waits for them and is ready: they have to find it.
-    let ready = move || match asked.is_loading() {
-        true => Err("loading the experts that a coordinator has assigned".to_owned()),
-        false => Ok(()),
+    let ready = move || match asked.unready(Instant::now()) {
+        Some(why) => Err(why.to_owned()),
+        None => Ok(()),
     };
     Page { registry, json: Box::new(json), ready: Box::new(ready) }
 }

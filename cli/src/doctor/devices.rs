@@ -80,7 +80,11 @@ fn speed_of(path: &str, speed: &super::Known<shimmer_worker::io::probe::Speed>) 
     const CHECK: &str = "drive speed";
     let speed = match speed {
         Ok(speed) => speed,
-        Err(why) => return Finding::fail(CHECK, format!("{path} cannot be read: {why}")),
+        Err(why) => {
+            return Finding::fail(CHECK, format!("{path}: {why}")).fix(
+                "give --disk a directory that is there and takes a file of 64 MiB, --container one that this user may read",
+            );
+        }
     };
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     let rate = speed.bytes as f64 / speed.seconds.max(1e-9) / 1e9;
@@ -106,10 +110,13 @@ pub(super) fn container(container: &ContainerFacts) -> Vec<Finding> {
     let opened = match &container.opened {
         Ok(opened) => opened,
         Err(why) => {
-            return vec![
-                Finding::fail(CHECK, why.clone())
-                    .fix(format!("shimmer verify {path}; convert or copy the named files again")),
-            ];
+            let fix = if container.there {
+                format!("shimmer verify {path}; convert or copy the named files again")
+            } else {
+                "give --container the directory with manifest.json that `shimmer convert` wrote"
+                    .to_owned()
+            };
+            return vec![Finding::fail(CHECK, why.clone()).fix(fix)];
         }
     };
     let found = format!(
@@ -132,7 +139,8 @@ pub(super) fn container(container: &ContainerFacts) -> Vec<Finding> {
                     .fix("remove the named file and copy or convert it again")
             }
         },
-        Some(Err(why)) => Finding::fail("contents", why.clone()),
+        Some(Err(why)) => Finding::fail("contents", why.clone())
+            .fix(format!("let this user read every file of {path}, then shimmer verify {path}")),
     });
     findings.push(match &container.fits {
         Ok(thousandths) => Finding::ok(

@@ -99,6 +99,8 @@ pub(crate) struct ClockFacts {
 #[derive(Debug, Clone)]
 pub(crate) struct ContainerFacts {
     pub(crate) path: String,
+    /// It has a manifest.
+    pub(crate) there: bool,
     /// Digest, files by count, and bytes of experts; or why it cannot be opened.
     pub(crate) opened: Known<Opened>,
     /// Bytes checked and faults found, when every byte was asked for.
@@ -141,6 +143,8 @@ pub(crate) enum PeerKind {
     Worker { id: String, build: String, draining: bool },
     /// A worker that was not told a container to compare.
     Healthy,
+    /// It answers health checks as etcd does, and is no member.
+    Stranger,
     /// A coordinator.
     Coordinator { build: String, digest: String },
     /// It answers, and refuses us.

@@ -63,7 +63,7 @@ pub(super) fn peer(peer: &PeerFacts) -> Finding {
         Ok(answer) => answer,
         Err(why) => {
             return Finding::fail(&check, why.clone()).fix(
-                "is it started, and does a firewall or NetworkPolicy let this host reach it?",
+                "start it, let firewall and NetworkPolicy admit this host, and give --peers the port of its --listen",
             );
         }
     };
@@ -72,6 +72,12 @@ pub(super) fn peer(peer: &PeerFacts) -> Finding {
         PeerKind::Refuses(why) => {
             return Finding::fail(&check, format!("{why}; {times}"))
                 .fix("run the same version and the same container on every member");
+        }
+        PeerKind::Stranger => {
+            let found =
+                format!("answers health checks, but is neither worker nor coordinator; {times}");
+            return Finding::fail(&check, found)
+                .fix("give --peers the port of a member's --listen");
         }
         PeerKind::Worker { id, build, draining } => {
             let leaving = if *draining { ", about to leave" } else { "" };

@@ -7,7 +7,7 @@ use shimmer_proto::{
     address::PeerAddress,
     expert::v1::{
         CoordinatorHello, Identity, SessionRequest, expert_service_client::ExpertServiceClient,
-        session_request::Body as Ask, session_response::Body as Said,
+        expert_service_server, session_request::Body as Ask, session_response::Body as Said,
     },
     identity,
     limits::{self, MAX_MESSAGE_BYTES},
@@ -139,7 +139,7 @@ pub(crate) async fn peer(
         let connect = began.elapsed();
         let answer = health(&channel).await?;
         let kind = match timeout(LIMIT, kind(&channel, ours)).await {
-            Ok(kind) => kind,
+            Ok(kind) => kind?,
             Err(_) => PeerKind::Refuses(format!("no hello within {} s", LIMIT.as_secs())),
         };
         Ok((connect, answer, kind))
@@ -150,29 +150,36 @@ pub(crate) async fn peer(
 
 /// The shortest of some health checks.
 async fn health(channel: &Channel) -> Known<Duration> {
-    let mut client = HealthClient::new(channel.clone());
     let mut least = Duration::MAX;
     for _ in 0..CHECKS {
-        let mut request = Request::new(HealthCheckRequest { service: String::new() });
-        request.set_timeout(LIMIT);
         let began = Instant::now();
-        let answer = timeout(LIMIT, client.check(request)).await;
+        check(channel, "").await?;
         least = least.min(began.elapsed());
-        match answer {
-            Err(_) => {
-                return Err(format!("no answer to a health check within {} s", LIMIT.as_secs()));
-            }
-            // A refusal that comes from the other side is a sign of life.
-            Ok(Err(status)) if matches!(status.code(), Code::Unavailable | Code::Unknown) => {
-                return Err(format!("health check: {}", identity::shown(status.message())));
-            }
-            Ok(_) => {}
-        }
     }
     Ok(least)
 }
 
-async fn kind(channel: &Channel, ours: Option<&Identity>) -> PeerKind {
+/// Whether somebody who answers health checks knows a service, whatever its state. Nothing else is a member's answer: a
+/// page of figures and other servers of gRPC answer as well, each in its own way.
+async fn check(channel: &Channel, service: &str) -> Known<bool> {
+    let mut request = Request::new(HealthCheckRequest { service: service.to_owned() });
+    request.set_timeout(LIMIT);
+    let answer = timeout(LIMIT, HealthClient::new(channel.clone()).check(request)).await;
+    match answer {
+        Err(_) => Err(format!("no answer to a health check within {} s", LIMIT.as_secs())),
+        Ok(Ok(_)) => Ok(true),
+        Ok(Err(status)) if status.code() == Code::NotFound => Ok(false),
+        Ok(Err(status)) => {
+            let why = match status.message() {
+                "" => status.code().description(),
+                message => message,
+            };
+            Err(format!("no member's answer to a health check: {}", identity::shown(why)))
+        }
+    }
+}
+
+async fn kind(channel: &Channel, ours: Option<&Identity>) -> Known<PeerKind> {
     let mut model = InferenceServiceClient::new(channel.clone());
     match model.get_model(GetModelRequest {}).await {
         Ok(answer) => {
@@ -180,21 +187,23 @@ async fn kind(channel: &Channel, ours: Option<&Identity>) -> PeerKind {
             let digest = print.container_digest;
             if let Some(ours) = ours.filter(|ours| ours.container_digest != digest) {
                 let own = &ours.container_digest;
-                return PeerKind::Refuses(format!("it serves container {digest}, ours is {own}"));
+                return Ok(PeerKind::Refuses(format!(
+                    "it serves container {digest}, ours is {own}"
+                )));
             }
-            return PeerKind::Coordinator { build: print.build, digest };
+            return Ok(PeerKind::Coordinator { build: print.build, digest });
         }
         Err(status) if status.code() == Code::Unauthenticated => {
             let build = "which wants an API key to say more".to_owned();
-            return PeerKind::Coordinator { build, digest: "unknown".to_owned() };
+            return Ok(PeerKind::Coordinator { build, digest: "unknown".to_owned() });
         }
         Err(_) => {}
     }
-    let Some(ours) = ours else { return PeerKind::Healthy };
-    match hello(channel, ours).await {
-        Ok(kind) => kind,
-        Err(why) => PeerKind::Refuses(why),
+    if !check(channel, expert_service_server::SERVICE_NAME).await? {
+        return Ok(PeerKind::Stranger);
     }
+    let Some(ours) = ours else { return Ok(PeerKind::Healthy) };
+    Ok(hello(channel, ours).await.unwrap_or_else(PeerKind::Refuses))
 }
 
 /// A coordinator's first message, and what the worker says to it. Nothing follows, so nothing is placed.

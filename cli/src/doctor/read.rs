@@ -8,7 +8,7 @@ use std::{
 };
 
 use shimmer_kernels::Kernels;
-use shimmer_model::{Container, Manifest, verify};
+use shimmer_model::{Container, MANIFEST_FILE, Manifest, verify};
 use shimmer_worker::{
     TierOptions,
     budget::Available,
@@ -198,10 +198,12 @@ pub(crate) fn drive(root: &Path, container: Option<&Path>, disk: Option<&Path>) 
     let Some(path) = path else { return facts };
     facts.path = Some(path.display().to_string());
     let flat = |error: std::io::Error| error.to_string();
+    let cannot_read = |error: std::io::Error| format!("cannot be read: {error}");
     facts.network = probe::network(&path).unwrap_or_default();
     facts.direct = Some(probe::direct(&path).map_err(flat).and_then(|direct| direct));
-    facts.speed =
-        Some(probe::read_speed(&path, SPEED_THREADS, SPEED_BYTES, SPEED_LIMIT).map_err(flat));
+    facts.speed = Some(
+        probe::read_speed(&path, SPEED_THREADS, SPEED_BYTES, SPEED_LIMIT).map_err(cannot_read),
+    );
     facts
 }
 
@@ -227,7 +229,8 @@ struct Made(PathBuf);
 impl Made {
     fn new(directory: &Path) -> Known<Self> {
         let path = directory.join(format!(".shimmer-doctor-{}", std::process::id()));
-        let fail = |error: std::io::Error| format!("cannot write {}: {error}", path.display());
+        let fail =
+            |error: std::io::Error| format!("cannot write a file for a speed test there: {error}");
         let mut file =
             fs::OpenOptions::new().write(true).create_new(true).open(&path).map_err(fail)?;
         let made = Self(path.clone());
@@ -296,7 +299,8 @@ pub(crate) fn container(path: &Path, full: bool) -> ContainerFacts {
         let tiers = &plan.workers[0].tiers;
         Ok((tiers.pinned * 1000).checked_div(tiers.experts).unwrap_or(1000))
     });
-    ContainerFacts { path: path.display().to_string(), opened: described, verified, fits }
+    let there = path.join(MANIFEST_FILE).is_file();
+    ContainerFacts { path: path.display().to_string(), there, opened: described, verified, fits }
 }
 
 fn described(container: &Container) -> Opened {

@@ -1,5 +1,6 @@
 use std::{fs, path::Path, time::Duration};
 
+use shimmer_proto::tls::Dialer;
 use shimmer_worker::{budget::Available, io::probe::Speed};
 
 use super::{facts::Opened, *};
@@ -55,6 +56,7 @@ fn good() -> Facts {
         },
         container: Some(ContainerFacts {
             path: "glm".to_owned(),
+            there: true,
             opened: Ok(Opened {
                 digest: "ab".repeat(32),
                 files: 34,
@@ -104,7 +106,9 @@ fn check(change: impl FnOnce(&mut Facts), name: &str, level: Level, found: &str,
     assert_eq!((finding.check.as_str(), finding.level), (name, level), "{finding:#?}");
     assert!(finding.found.contains(found), "{:?} lacks {found:?}", finding.found);
     match (&finding.fix, fix) {
-        (None, "") => {}
+        (None, "") => {
+            assert!(finding.level < Level::Warn, "nobody is told what to do: {finding:#?}")
+        }
         (Some(found), part) if !part.is_empty() => assert!(found.contains(part), "{found}"),
         (found, _) => panic!("{found:?} instead of {fix:?}"),
     }
@@ -166,7 +170,7 @@ fn each_fault_of_devices_and_containers_is_found_with_its_fix() {
         f.drive.speed = Some(Ok(Speed { bytes: GIB, seconds: 8.0, direct: false }));
     };
     check(cached, "drive speed", Note, "through the page cache", "");
-    check(|f| f.drive.speed = Some(unread()), "drive speed", Fail, "cannot be read", "");
+    check(|f| f.drive.speed = Some(unread()), "drive speed", Fail, "permission denied", "--disk");
     let of = |f: &mut Facts| f.container.take().unwrap();
     let changed = |change: fn(&mut ContainerFacts)| {
         move |f: &mut Facts| {
@@ -179,6 +183,8 @@ fn each_fault_of_devices_and_containers_is_found_with_its_fix() {
     let fault = changed(|c| c.verified = Some(Ok((1, vec!["trunk: damaged".to_owned()]))));
     check(fault, "contents", Fail, "1 faults, the first: trunk: damaged", "remove the named file");
     check(changed(|c| c.fits = unread()), "plan", Fail, "denied", "shimmer plan --container glm");
+    let unhashed = changed(|c| c.verified = Some(unread()));
+    check(unhashed, "contents", Fail, "permission denied", "let this user read");
     let absent = changed(|c| c.opened.as_mut().unwrap().absent_layers = 3);
     check(absent, "container", Note, "3 layers have no file here", "");
 }
@@ -191,6 +197,10 @@ fn a_container_that_cannot_be_opened_fails_alone() {
     let failed: Vec<_> = findings.iter().filter(|finding| finding.level == Level::Fail).collect();
     assert_eq!(failed.len(), 1, "{failed:#?}");
     assert!(failed[0].fix.as_ref().unwrap().contains("shimmer verify glm"));
+    facts.container.as_mut().unwrap().there = false;
+    let findings = judge(&facts);
+    let failed = findings.iter().find(|finding| finding.level == Level::Fail).unwrap();
+    assert!(failed.fix.as_ref().unwrap().contains("shimmer convert"), "{failed:#?}");
 }
 
 #[test]
@@ -221,6 +231,8 @@ fn each_fault_of_members_is_found_with_its_fix() {
         p.answer.as_mut().unwrap().2 = PeerKind::Refuses("container_digest differs".to_owned());
     });
     check(other, "peer a:1", Fail, "container_digest differs", "same container");
+    let stranger = peer(|p| p.answer.as_mut().unwrap().2 = PeerKind::Stranger);
+    check(stranger, "peer a:1", Fail, "neither worker nor coordinator", "--listen");
     let leaving = peer(|p| {
         let (id, build) = ("w".to_owned(), "b".to_owned());
         p.answer.as_mut().unwrap().2 = PeerKind::Worker { id, build, draining: true };
@@ -334,7 +346,8 @@ fn a_file_that_is_made_for_a_speed_test_goes() {
     assert!(speed.bytes > 0 && speed.bytes <= 64 << 20, "{speed:?}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     let facts = read::drive(Path::new("/"), None, Some(Path::new("/nonexistent")));
-    assert!(facts.speed.unwrap().unwrap_err().contains("cannot write /nonexistent"));
+    assert!(facts.speed.unwrap().unwrap_err().contains("cannot write a file"));
+    assert_eq!(facts.path.as_deref(), Some("/nonexistent"));
 }
 
 #[test]
@@ -345,4 +358,20 @@ fn dates_of_http_are_seconds() {
     check("Thu, 29 Feb 2024 12:00:00 GMT", Some(1_709_208_000));
     check("Sun, 06 Nov 1994", None);
     check("", None);
+}
+
+#[test]
+fn a_server_that_is_no_member_is_no_peer() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let answer = runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string().parse().unwrap();
+        // As etcd: health checks of the whole server, and services of its own.
+        let (_reporter, health) = tonic_health::server::health_reporter();
+        let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+        let server = tonic::transport::Server::builder().add_service(health);
+        tokio::spawn(server.serve_with_incoming(incoming));
+        reach::peer(&address, &Dialer::plaintext(), None).await.answer
+    });
+    assert!(matches!(answer, Ok((_, _, PeerKind::Stranger))), "{answer:?}");
 }

@@ -4,7 +4,7 @@ use crossbeam_channel::Sender;
 
 use super::active::Active;
 use super::events::{Event, GenerationError};
-use crate::trace::RequestTrace;
+use crate::trace::{self, RequestTrace};
 
 /// A queued or running sequence.
 #[derive(Debug)]
@@ -28,6 +28,16 @@ impl Job {
         match self {
             Self::Generation(active) => active.trace.as_deref(),
             Self::Scoring { .. } => None,
+        }
+    }
+
+    /// Whether its next step is recorded, if it is sampled.
+    pub(super) fn is_recorded(&self) -> bool {
+        match self {
+            Self::Generation(active) => {
+                !self.decodes() || trace::records(active.sequence.generated())
+            }
+            Self::Scoring { .. } => false,
         }
     }
 

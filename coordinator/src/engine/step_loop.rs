@@ -21,7 +21,7 @@ use crate::sampler::{SamplerError, check_finite};
 use crate::scheduler::{Scheduler, SequenceId, Span};
 use crate::sequence::{Divergence, Ended, Known, Sampled, Sequence};
 use crate::tokenizer::Tokenizer;
-use crate::trace::TracedStep;
+use crate::trace::{self, TracedStep};
 use crate::trunk::{StepRows, Trunk};
 
 /// How often an idle step thread looks whether the workers have changed. The look costs a few loads.
@@ -226,8 +226,10 @@ impl StepLoop<'_> {
         for (id, unread) in found {
             match unread {
                 None => {
-                    tracing::debug!(sequence = id.0, "the client has gone");
                     if let Some(Job::Generation(mut active)) = self.remove(id) {
+                        trace::within(active.trace.as_deref(), || {
+                            tracing::debug!(sequence = id.0, "the client has gone");
+                        });
                         self.stats.ended(&active.ended(FinishReason::Cancelled));
                         if let Some(trace) = &mut active.trace {
                             trace.ended(Some("the client has gone".to_owned()));
@@ -261,7 +263,9 @@ impl StepLoop<'_> {
         let mut traced = TracedStep::begin(self.step);
         for span in spans {
             let Some(job) = self.jobs.get(&span.id) else { continue };
-            if let Some(trace) = job.trace() {
+            if let Some(trace) = job.trace()
+                && job.is_recorded()
+            {
                 traced.add(trace, job.decodes(), span.rows, span.first);
             }
         }
@@ -423,6 +427,10 @@ impl StepLoop<'_> {
 
     fn finish(&mut self, mut active: Active, ended: Ended) {
         self.stats.ended(&active.ended(ended.reason));
+        trace::within(active.trace.as_deref(), || {
+            let reason = ended.reason;
+            tracing::debug!(request_id = active.id, ?reason, "a generation has finished");
+        });
         self.publish();
         let finished = active.finish(ended, self.transport.workers(), self.trunk.worker_stats());
         active.release().send(Event::Finished(finished));
@@ -439,11 +447,9 @@ impl StepLoop<'_> {
 
     fn fail(&mut self, id: SequenceId, error: GenerationError) {
         if let Some(job) = self.remove(id) {
-            let tell = || tracing::warn!(sequence = id.0, %error, "a generation failed");
-            match job.trace() {
-                Some(trace) => trace.log().in_scope(tell),
-                None => tell(),
-            }
+            trace::within(job.trace(), || {
+                tracing::warn!(sequence = id.0, %error, "a generation failed");
+            });
             self.fail_job(job, error);
         }
     }

@@ -36,6 +36,10 @@ use crate::{
 pub(super) use seat::{Orders, SeatFacts};
 use seat::{Quarantine, Seat};
 
+/// How long a worker that has gone without a word is called lost once no placement counts on it: long enough to be seen by
+/// people, and no longer than there is something to do about it.
+const LOST_FOR: Duration = Duration::from_secs(3600);
+
 /// Shared by all links, the control task and the step thread.
 #[derive(Debug)]
 pub(super) struct Board {
@@ -51,6 +55,8 @@ pub(super) struct Board {
     fixed: bool,
     /// How long a worker that is gone keeps its seat when all are taken.
     seat_kept: Duration,
+    /// [`LOST_FOR`].
+    lost_for: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -91,6 +97,7 @@ impl Board {
             layers: model.layers.iter().map(|l| (l.layer, own.contains(&l.layer))).collect(),
             fixed,
             seat_kept,
+            lost_for: LOST_FOR,
         }
     }
 
@@ -221,11 +228,14 @@ impl Board {
         Some((worker, Some(new)))
     }
 
-    /// When a worker that found no seat may get one although nothing happens.
-    pub(super) fn seats_due(&self) -> Option<Instant> {
+    /// When to look again although nothing happens: a worker that found no seat may get one, or a lost one is waited for no
+    /// more.
+    pub(super) fn due(&self) -> Option<Instant> {
         let state = self.lock();
-        let due = state.seats.iter().filter_map(|seat| seat.vacant_at(self.seat_kept));
-        due.min().filter(|_| state.full)
+        let seats = state.seats.iter();
+        let vacant = seats.clone().filter_map(|seat| seat.vacant_at(self.seat_kept));
+        let vacant = vacant.filter(|_| state.full);
+        vacant.chain(seats.filter_map(|seat| seat.forgotten_at(self.lost_for))).min()
     }
 
     /// Takes a worker's hello. The refusal names what does not fit.
@@ -276,7 +286,7 @@ impl Board {
     fn review(&self, state: &mut State) {
         let plans = self.plans.borrow().clone();
         for (worker, seat) in state.seats.iter_mut().enumerate() {
-            seat.review(plans.in_force.is_some(), plans.names(worker), self.fixed);
+            seat.review(plans.in_force.is_some(), plans.names(worker), self.fixed, self.lost_for);
         }
         let roster: Vec<Member> = state.seats.iter().map(Seat::member).collect();
         self.roster.send_if_modified(|old| {

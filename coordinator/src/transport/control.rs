@@ -162,7 +162,7 @@ impl Control {
                 self.told = (in_force, self.followed.follows());
                 self.introduce();
             }
-            let mut wake = wake.into_iter().chain(self.ground.board.seats_due()).min();
+            let mut wake = wake.into_iter().chain(self.ground.board.due()).min();
             if let Some(duty) = duty {
                 leading = Some(self.write(duty));
             }

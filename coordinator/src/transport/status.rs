@@ -17,6 +17,8 @@ pub enum LinkState {
     Draining,
     /// Was connected, is tried again.
     Lost,
+    /// Has gone and is waited for no more: it said goodbye, or has been lost for long.
+    Left,
     /// Does not fit this cluster; tried again slowly.
     Refused,
     /// Computed something else than others; not asked until it is readmitted.
@@ -25,13 +27,14 @@ pub enum LinkState {
 
 impl LinkState {
     /// Every state.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Connecting,
         Self::Loading,
         Self::Serving,
         Self::Suspect,
         Self::Draining,
         Self::Lost,
+        Self::Left,
         Self::Refused,
         Self::Quarantined,
     ];
@@ -45,6 +48,7 @@ impl LinkState {
             Self::Suspect => "suspect",
             Self::Draining => "draining",
             Self::Lost => "lost",
+            Self::Left => "left",
             Self::Refused => "refused",
             Self::Quarantined => "quarantined",
         }

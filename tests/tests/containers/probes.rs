@@ -116,6 +116,44 @@ fn ready_means_that_requests_are_answered() {
 }
 
 #[test]
+fn a_full_disk_below_the_output_ends_nobody() {
+    let model = TinyModel::new(Preset::Glm4Moe);
+    let container = model.container(NumericClass::default()).display().to_string();
+    let directory = TempDir::new().unwrap();
+    let start = |name: &str, output: &str, more: &[&str]| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("exec \"$0\" \"$@\" {output}")]);
+        command.arg(shimmer_binary()).args(more);
+        without_variables(&mut command);
+        Process::spawn(name, command, directory.path())
+    };
+    let of = |role| [role, "--container", container.as_str(), "--threads", "1"];
+    // Nobody can say where it listens.
+    let address = {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        socket.local_addr().unwrap().to_string()
+    };
+    let flags = [&of("worker")[..], &["--listen", &address, "--log", "debug"]].concat();
+    let mut worker = start("worker", ">/dev/full 2>/dev/full", &flags);
+    let flags =
+        [&of("serve")[..], &["--listen", "127.0.0.1:0", "--workers", &address, "--log", "debug"]];
+    let mut coordinator = start("serve", "2>/dev/full", &flags.concat());
+    let port = coordinator.listening_port(SOON);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    wait_for("an answer", SOON, || {
+        runtime.block_on(async {
+            let mut client = client::connect(port).await.ok()?;
+            client::generate(&mut client, job(1, 8).request()).await.ok()
+        })
+    });
+    assert!(worker.ended().is_none() && coordinator.ended().is_none());
+    for process in [&mut coordinator, &mut worker] {
+        process.signal("TERM");
+        assert!(process.wait_for_end(SOON).success());
+    }
+}
+
+#[test]
 fn a_healthcheck_says_what_is_wrong_with_its_address() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let page = format!("http://{}", silent.local_addr().unwrap());

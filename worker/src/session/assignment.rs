@@ -29,6 +29,10 @@ impl Assignment {
         &self.owned
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.experts == 0
+    }
+
     pub(super) fn owns(&self, layer: u32, expert: u32) -> bool {
         let of_layer = self.owned.get(layer as usize);
         of_layer.and_then(|owned| owned.get(expert as usize)).is_some_and(|&owned| owned)

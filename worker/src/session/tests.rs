@@ -22,6 +22,20 @@ fn session_with(
     isa: Option<Isa>,
     tiers: TierOptions,
 ) -> ExpertSession {
+    let mut session = core(container, threads, isa, tiers).session();
+    let layers = container.config().moe_layers();
+    let layers =
+        layers.map(|(layer, n)| LayerExperts { layer, experts: (0..n).collect() }).collect();
+    session.assign(&Assign { epoch: 5, generation: 2, layers }, &NoProgress).unwrap();
+    session
+}
+
+fn core(
+    container: &Arc<Container>,
+    threads: usize,
+    isa: Option<Isa>,
+    tiers: TierOptions,
+) -> Arc<ExpertCore> {
     let config = WorkerConfig {
         id: "w".to_owned(),
         host: String::new(),
@@ -32,13 +46,7 @@ fn session_with(
         pool: None,
         build: "test".to_owned(),
     };
-    let core = ExpertCore::new(Arc::clone(container), Kernels::new(isa).unwrap(), config).unwrap();
-    let mut session = core.session();
-    let layers = container.config().moe_layers();
-    let layers =
-        layers.map(|(layer, n)| LayerExperts { layer, experts: (0..n).collect() }).collect();
-    session.assign(&Assign { epoch: 5, generation: 2, layers }, &NoProgress).unwrap();
-    session
+    ExpertCore::new(Arc::clone(container), Kernels::new(isa).unwrap(), config).unwrap()
 }
 
 /// Every expert on some of the rows; `per_row` experts of each row on average.
@@ -290,4 +298,28 @@ fn hints_are_checked_dropped_and_counted() {
         partly.hint(&hint);
         assert_eq!(counters.snapshot().hints_not_owned, not_owned);
     }
+}
+
+#[test]
+fn a_worker_whose_first_assignment_is_empty_is_not_in_service_until_the_next_is_loaded() {
+    let (_dir, container) = testing::container(Preset::Qwen3Moe, WeightFormat::Q8G64);
+    let core = core(&container, 1, None, TierOptions::default());
+    assert_eq!(core.unready(Instant::now()), None, "nobody has greeted it");
+    let mut session = core.session();
+    let identity = Some(core.identity());
+    session.greet(&CoordinatorHello { identity, ..CoordinatorHello::default() }).unwrap();
+    let waits = |core: &ExpertCore| core.unready(Instant::now()).unwrap_or_default();
+    assert!(waits(&core).starts_with("joining"), "a placement is to come");
+    let assign = |generation, layers| Assign { epoch: 5, generation, layers };
+    session.assign(&assign(2, Vec::new()), &NoProgress).unwrap();
+    assert!(waits(&core).starts_with("joining"), "the placement went on without it");
+    let layers = vec![LayerExperts { layer: LAYER, experts: vec![0] }];
+    let loading = session.begin_assign(&assign(3, layers)).unwrap();
+    assert!(waits(&core).starts_with("loading"), "an empty assignment serves nobody");
+    let loaded = loading.run(&NoProgress);
+    session.loaded(loaded).unwrap().unwrap();
+    assert_eq!(core.unready(Instant::now()), None);
+    // The next placement may do without it: it has served, and is not new.
+    session.assign(&assign(4, Vec::new()), &NoProgress).unwrap();
+    assert_eq!(core.unready(Instant::now()), None);
 }

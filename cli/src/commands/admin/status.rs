@@ -14,8 +14,8 @@ Examples:
   shimmer status --admin coordinator-a:50053
   SHIMMER_ADMIN=coordinator-a:50053 shimmer status --json | jq .complete
 
-States of a worker: connecting, loading, serving, suspect (owes an answer for unusually long), draining, lost, refused,
-quarantined (computed something else than others; `shimmer readmit`). `first` are the experts that it is asked for first,
+States of a worker: connecting, loading, serving, suspect (owes an answer for unusually long), draining, lost,
+left (said goodbye, or lost for an hour), refused, quarantined (computed something else than others; `shimmer readmit`). `first` are the experts that it is asked for first,
 `copies` those for which it stands behind another worker; p99 is the slowest of its recent replies. Rows, times and faults are
 of the coordinator that answers, since its start.";
 

@@ -12,8 +12,8 @@ use shimmer_coordinator::{
 use shimmer_kernels::PAGE_POSITIONS;
 use shimmer_model::Container;
 use shimmer_worker::{
-    TierOptions,
-    budget::{Available, Budget, RamBudget},
+    Error as WorkerError, TierOptions,
+    budget::{Available, Budget, BudgetTerm, RamBudget},
     residency::Rules,
 };
 
@@ -179,12 +179,14 @@ fn make(
         }
         None => {
             let prompt = args.prompt.map_or(512, NonZeroU32::get);
+            let decode = args.decode.map_or(128, NonZeroU32::get);
+            check_lengths(container, hosts, [prompt, decode, batch])?;
             let shape = Shape {
                 layers: &counts,
                 top_k: container.config().gating.map_or(0, |gating| gating.top_k),
                 prompt,
                 chunk,
-                decode: args.decode.map_or(128, NonZeroU32::get),
+                decode,
                 batch,
                 seed: SEED,
             };
@@ -196,6 +198,36 @@ fn make(
     let prediction =
         predict(&steps, hosts, &placed.workers, &load, costs.as_ref()).map_err(Error::refused)?;
     Ok(Planned { placed, load, costs, batch, prediction })
+}
+
+/// Refuses requests that no coordinator of this container would take.
+fn check_lengths(
+    container: &Container,
+    hosts: &Hosts,
+    [prompt, decode, batch]: [u32; 3],
+) -> Result<(), Error> {
+    let context = container.config().max_position;
+    let beyond = |text: String, hint: &str| Err(Error::refused(text).with_hint(hint));
+    if prompt as usize > context {
+        let text = format!("--prompt {prompt}: the model's context has {context} tokens");
+        return beyond(text, "give --prompt a length that fits, prompt and answer together");
+    }
+    let left = context - prompt as usize;
+    if decode as usize > left {
+        let text = format!(
+            "--decode {decode}: behind a prompt of {prompt}, the model's context of {context} tokens has room for {left}"
+        );
+        return beyond(text, "give --prompt and --decode lengths that fit together");
+    }
+    let running = hosts.coordinator.max_sequences.unwrap_or(EngineConfig::default().max_running);
+    if batch as usize > running {
+        let text = format!("--batch {batch}: the coordinator decodes {running} at the same time");
+        return beyond(
+            text,
+            "raise coordinator.max-sequences in the file of hosts, or lower --batch",
+        );
+    }
+    Ok(())
 }
 
 /// The trace once to fill the caches, and once more for what counts.
@@ -228,8 +260,12 @@ fn budgets(
         let available = Available { host: Some(worker.ram.0), group: None };
         let threads = hosts.host[host].threads.unwrap_or(here);
         Budget::of_worker_with(available, container, options, threads, COORDINATORS)
-            .map(|budget| budget.experts)
-            .map_err(|error| {
+            .map(|budget| RamBudget { term: BudgetTerm::Planned, ..budget.experts })
+            .map_err(|mut error| {
+                // What is available to it is what the file says, and nothing of this host.
+                if let WorkerError::NoRoom { term, .. } = &mut error {
+                    *term = BudgetTerm::Planned;
+                }
                 let text = format!("worker {}: {error}", worker.id);
                 match refuse_worker(error) {
                     Error::Refused { .. } => unfit(text),

@@ -181,6 +181,8 @@ impl Seat {
     pub(super) fn follow(&mut self, address: PeerAddress, record: WorkerRecord) {
         self.address = Some(address);
         self.incarnation = record.incarnation;
+        // Remembered when the record has gone with the worker.
+        self.said_goodbye |= record.draining;
         self.record = Some(record);
     }
 
@@ -244,8 +246,28 @@ impl Seat {
         self.said_goodbye || self.is_dismissed()
     }
 
+    /// What it is after it has gone, and why. One that said goodbye has left. One that did not is lost: somebody may have to
+    /// look after it. That ends with `lost_for`, because experts and memory are placed without it by then.
+    fn absence(&self, lost_for: Duration) -> (LinkState, String) {
+        if self.is_leaving() {
+            return (LinkState::Left, "said goodbye and has gone".to_owned());
+        }
+        if self.gone.is_some_and(|since| since.elapsed() >= lost_for) {
+            let minutes = lost_for.as_secs() / 60;
+            let detail = format!("gone without goodbye, and not waited for after {minutes} min");
+            return (LinkState::Left, detail);
+        }
+        (LinkState::Lost, "has no record in the membership store any more".to_owned())
+    }
+
+    /// When a worker that is lost is waited for no more.
+    pub(super) fn forgotten_at(&self, lost_for: Duration) -> Option<Instant> {
+        let is_lost = matches!(self.orders.borrow().hold, Some((LinkState::Lost, _)));
+        self.gone.filter(|_| is_lost).map(|since| since + lost_for)
+    }
+
     /// Decides what its link is to do. `placed`: there is a placement; `named`: one names the worker.
-    pub(super) fn review(&mut self, placed: bool, named: bool, fixed: bool) {
+    pub(super) fn review(&mut self, placed: bool, named: bool, fixed: bool, lost_for: Duration) {
         let unplaced = placed && !named;
         let is_gone = self.record.is_none() && !self.up && !named;
         self.gone = is_gone.then(|| self.gone.unwrap_or_else(Instant::now));
@@ -254,10 +276,10 @@ impl Seat {
         let is_leaving = self.is_dismissed() || (self.said_goodbye && self.up);
         let hold = if let Some(reason) = self.quarantine.reason() {
             Some((LinkState::Quarantined, reason.to_owned()))
+        } else if !fixed && self.record.is_none() && unplaced && !self.up {
+            Some(self.absence(lost_for))
         } else if is_leaving && unplaced {
             Some((LinkState::Draining, "drained: it holds no experts any more".to_owned()))
-        } else if !fixed && self.record.is_none() && unplaced && !self.up {
-            Some((LinkState::Lost, "has no record in the membership store any more".to_owned()))
         } else {
             None
         };
@@ -335,6 +357,10 @@ impl Seat {
     fn shown(&self) -> (LinkState, String) {
         if let Some(reason) = self.quarantine.reason() {
             return (LinkState::Quarantined, reason.to_owned());
+        }
+        // The link says so as well, but only when it is next asked to connect.
+        if let Some(hold) = self.orders.borrow().hold.clone().filter(|_| !self.up) {
+            return hold;
         }
         if self.link != LinkState::Serving {
             return (self.link, self.detail.clone());

@@ -276,6 +276,50 @@ fn a_worker_without_record_and_experts_is_not_called() {
 }
 
 #[test]
+fn who_said_goodbye_has_left_and_who_did_not_is_lost_for_a_while() {
+    let mut board = board(false, &[]);
+    let record_of = |id: &str, draining| (format!("workers/{id}"), record("x:1", draining));
+    let follow = |board: &Board, revision, entries: &[(String, String)]| {
+        let entries: Vec<(&str, String)> =
+            entries.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+        board.follow(&snapshot(revision, &entries));
+    };
+    let ids = ["stays", "told", "registered", "silent"];
+    follow(&board, 1, &ids.map(|id| record_of(id, false)));
+    let named: Vec<String> = board.roster().borrow().iter().map(|m| m.name.clone()).collect();
+    let seat_of = |id: &str| named.iter().position(|name| name == id).unwrap();
+    let [stays, told, registered, silent] = ids.map(seat_of);
+    for seat in [stays, told, silent] {
+        board.greet(seat, 1, &hello(&named[seat], 1.0)).unwrap();
+    }
+    force(&board, 1, &["stays"]);
+    board.tell_leaving(told);
+    // Another coordinator has the link to this one.
+    follow(&board, 2, &ids.map(|id| record_of(id, id == "registered")));
+    for seat in [told, silent] {
+        board.tell_ended(seat, LinkState::Lost, "the worker ended the stream");
+    }
+    follow(&board, 3, &[record_of("stays", false)]);
+    let of = |board: &Board| [told, registered, silent].map(|seat| states(board)[seat].clone());
+    assert_eq!(of(&board), ["left", "left", "lost"]);
+    assert!(board.due().is_some_and(|due| due > Instant::now() + LOST_FOR / 2));
+
+    board.lost_for = Duration::ZERO;
+    follow(&board, 4, &[record_of("stays", false)]);
+    assert_eq!(of(&board), ["left", "left", "left"]);
+    assert_eq!(board.due(), None);
+    let detail = board.status().borrow().workers[silent].detail.clone();
+    assert!(detail.contains("without goodbye"), "{detail}");
+
+    // Whoever comes back is called again.
+    follow(&board, 5, &ids.map(|id| record_of(id, false)));
+    let holds = |id: &str| board.lock().seats[seat_of(id)].orders().borrow().hold.clone();
+    assert_eq!(["told", "silent"].map(holds), [None, None]);
+    board.greet(told, 2, &hello("told", 1.0)).unwrap();
+    assert!(!board.facts().borrow()[told].leaving);
+}
+
+#[test]
 fn a_refusal_is_remembered_while_the_worker_stays_as_it_is() {
     let (board, _) = listed(1);
     board.greet(0, 1, &hello("a", 1.0)).unwrap();
@@ -348,9 +392,9 @@ fn a_seat_is_kept_for_whoever_somebody_counts_on() {
     // Gone, but not for long: it is known when to look again.
     let (board, _) = full(Duration::from_secs(30));
     board.follow(&snapshot(2, &[]));
-    assert_eq!(board.seats_due(), None, "nobody waits for a seat");
+    assert_eq!(board.due(), None, "nobody waits for a seat");
     board.follow(&snapshot(3, std::slice::from_ref(&comes)));
-    assert!(!is_seated(&board) && board.seats_due().is_some_and(|due| due > Instant::now()));
+    assert!(!is_seated(&board) && board.due().is_some_and(|due| due > Instant::now()));
 
     // Named by a placement, connected, or quarantined without the store's knowledge.
     let (board, _) = full(Duration::ZERO);
