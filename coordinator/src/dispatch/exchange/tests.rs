@@ -289,6 +289,7 @@ fn a_worker_that_cannot_prove_itself_is_the_liar() {
         assert!(!failed);
         assert_eq!(sums, Bench::new().undisturbed());
     }
+}
 
 /// Experts of each worker in so many rounds, while one worker is slow; and messages that others got as well.
 fn shares(
