@@ -7,6 +7,7 @@
 mod seat;
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -58,6 +59,26 @@ struct State {
     seats: Vec<Seat>,
     /// A worker found no seat when the store was looked at last.
     full: bool,
+    /// The step thread has said that no request is under way.
+    idle: bool,
+    /// Records that the log has complained of, with their revisions.
+    unreadable: Complaints,
+}
+
+/// What is wrong is said once of each version of a record.
+#[derive(Debug, Default)]
+struct Complaints(BTreeMap<String, u64>);
+
+impl Complaints {
+    /// Whether this version of the record is not yet known to be wrong.
+    fn is_news(&mut self, key: &str, revision: u64) -> bool {
+        self.0.insert(key.to_owned(), revision) != Some(revision)
+    }
+
+    /// Forgets what has gone.
+    fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
+        self.0.retain(|key, _| is_there(key));
+    }
 }
 
 /// A seat as the step thread sees it.
@@ -112,11 +133,13 @@ impl Board {
             });
             match parsed {
                 Ok((address, record)) => records.push((name, address, record)),
-                Err(detail) => {
+                Err(detail) if state.unreadable.is_news(key, entry.revision) => {
                     tracing::warn!(key = shown(key), detail, "ignoring a record of a worker");
                 }
+                Err(_) => {}
             }
         }
+        state.unreadable.keep(|key| snapshot.entries.contains_key(key));
         if self.fixed {
             // The places in the list.
             records.sort_by_key(|(_, _, record)| record.incarnation);
@@ -276,7 +299,8 @@ impl Board {
     fn review(&self, state: &mut State) {
         let plans = self.plans.borrow().clone();
         for (worker, seat) in state.seats.iter_mut().enumerate() {
-            seat.review(plans.in_force.is_some(), plans.names(worker), self.fixed);
+            let (placed, named) = (plans.in_force.is_some(), plans.names(worker));
+            seat.review(placed, named, self.fixed, state.idle);
         }
         let roster: Vec<Member> = state.seats.iter().map(Seat::member).collect();
         self.roster.send_if_modified(|old| {
@@ -347,6 +371,13 @@ impl Board {
     /// Follows the status.
     pub(super) fn status(&self) -> watch::Receiver<ClusterStatus> {
         self.status.subscribe()
+    }
+
+    /// Tells whether requests are under way.
+    pub(super) fn set_running(&self, any: bool) {
+        let mut state = self.lock();
+        state.idle = !any;
+        self.review(&mut state);
     }
 
     /// Follows what is known of each seat.

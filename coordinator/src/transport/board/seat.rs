@@ -244,8 +244,9 @@ impl Seat {
         self.said_goodbye || self.is_dismissed()
     }
 
-    /// Decides what its link is to do. `placed`: there is a placement; `named`: one names the worker.
-    pub(super) fn review(&mut self, placed: bool, named: bool, fixed: bool) {
+    /// Decides what its link is to do. `placed`: there is a placement; `named`: one names the worker; `idle`: no request is
+    /// under way.
+    pub(super) fn review(&mut self, placed: bool, named: bool, fixed: bool, idle: bool) {
         let unplaced = placed && !named;
         let is_gone = self.record.is_none() && !self.up && !named;
         self.gone = is_gone.then(|| self.gone.unwrap_or_else(Instant::now));
@@ -256,6 +257,9 @@ impl Seat {
             Some((LinkState::Quarantined, reason.to_owned()))
         } else if is_leaving && unplaced {
             Some((LinkState::Draining, "drained: it holds no experts any more".to_owned()))
+        } else if idle && self.said_goodbye && self.up {
+            // Nobody waits for anything that it computes, and what comes later is rescued as after any loss.
+            Some((LinkState::Lost, "left while no request was under way".to_owned()))
         } else if !fixed && self.record.is_none() && unplaced && !self.up {
             Some((LinkState::Lost, "has no record in the membership store any more".to_owned()))
         } else {
