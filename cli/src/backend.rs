@@ -4,7 +4,7 @@ use std::{fmt, pin::Pin, time::Duration};
 
 use shimmer_proto::{
     limits::MAX_API_MESSAGE_BYTES,
-    tls::{ClientTls, DialError, Dialer},
+    tls::{ClientTls, DialError, Dialer, Keepalive},
     v1::{
         DetokenizeRequest, GenerateRequest, GenerateResponse, GetModelRequest, GetModelResponse,
         TokenizeRequest, TokenizeResponse, inference_service_client::InferenceServiceClient,
@@ -28,6 +28,11 @@ use crate::{
     routing::Ear,
     traces::ClientTrace,
 };
+
+/// A coordinator that stands still is left after ten seconds: another one can go on. Members of a cluster probe each other by
+/// means of their own, and are slower here.
+const KEEPALIVE: Keepalive =
+    Keepalive { interval: Duration::from_secs(5), timeout: Duration::from_secs(5) };
 
 /// Events of one generation.
 pub(crate) enum Events {
@@ -268,6 +273,7 @@ async fn connect(address: &ApiAddress, access: &Access, timeout: Period) -> Resu
         }
     };
     let key = ShownKey::new(access.key()?)?;
+    let dialer = dialer.with_keepalive(KEEPALIVE);
     let channel = dialer.connect(&address.address, timeout.0).await.map_err(|error| {
         let hint = match &error {
             DialError::Tls(_) => "write https:// where the server has --api-tls-cert, and give with --ca the authority that signed it",

@@ -1,6 +1,7 @@
 //! One answer from several coordinators: when a stream breaks, the rest comes from whoever has it, at the same place.
 //!
-//! [`Search`] decides, and knows no socket: what was heard goes in, whom to ask for what comes out. [`Joined`] asks.
+//! [`Search`] decides, and knows no socket: what was heard goes in, whom to ask for what comes out. [`Patience`] decides how
+//! long that may go on. [`Joined`] asks.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::{Duration, Instant};
@@ -74,6 +75,42 @@ impl Outcome {
             }
             _ => Self::Final,
         }
+    }
+}
+
+/// How long an answer is looked for, and with which pauses. A stream that opens and ends without an event is a try like any
+/// other.
+#[derive(Debug)]
+struct Patience {
+    limit: Duration,
+    /// When looking began; none while events come.
+    since: Option<Instant>,
+    backoff: Backoff,
+}
+
+impl Patience {
+    fn new(limit: Duration, seed: u64) -> Self {
+        Self { limit, since: None, backoff: Backoff::new(MIN_WAIT, MAX_WAIT, seed) }
+    }
+
+    /// An event came. Whether it had been looked for.
+    fn rewarded(&mut self) -> bool {
+        self.backoff.succeed();
+        self.since.take().is_some()
+    }
+
+    /// Something went wrong.
+    fn tried(&mut self, now: Instant) {
+        self.since.get_or_insert(now);
+    }
+
+    /// The pause before the next round, not shorter than the coordinator `asked` for; none when time is over.
+    fn pause(&mut self, asked: Option<Duration>, now: Instant) -> Option<Duration> {
+        let since = *self.since.get_or_insert(now);
+        let left = self.limit.saturating_sub(now.saturating_duration_since(since));
+        // The last round comes at the end of the time, not after it.
+        let wait = self.backoff.fail().max(asked.unwrap_or_default()).min(left);
+        (!left.is_zero()).then_some(wait)
     }
 }
 
@@ -195,9 +232,7 @@ pub(crate) struct Joined {
     /// Number of the last event.
     last: Option<u64>,
     finished: bool,
-    backoff: Backoff,
-    /// When looking began; none while events come.
-    since: Option<Instant>,
+    patience: Patience,
 }
 
 impl Joined {
@@ -213,7 +248,7 @@ impl Joined {
         // With a name of our own we can ask for the answer even if no event of it ever came.
         request.request_id.get_or_insert_with(|| format!("cli-{:016x}", draw()));
         let search = Search::new(remote.len(), remote.first());
-        let backoff = Backoff::new(MIN_WAIT, MAX_WAIT, draw());
+        let patience = Patience::new(remote.patience(), draw());
         let mut joined = Self {
             remote,
             request,
@@ -222,8 +257,7 @@ impl Joined {
             stream: None,
             last: None,
             finished: false,
-            backoff,
-            since: None,
+            patience,
         };
         let (endpoint, ask) = (joined.search.at, Ask::Anew);
         joined.find(endpoint, ask).await?;
@@ -249,17 +283,20 @@ impl Joined {
                 Err(status) => status,
             };
             self.stream = None;
-            self.since.get_or_insert_with(Instant::now);
+            self.patience.tried(Instant::now());
             let outcome = Outcome::of(&status, self.search.ask);
             let at = self.search.at;
             match self.search.after(outcome) {
-                Next::Ask { endpoint, ask, .. } => {
+                Next::Ask { endpoint, ask, wait } => {
                     let from = self.remote.address(at);
                     let events = self.last.map_or(0, |last| last + 1);
                     output::note(&format!(
                         "shimmer: the answer from {from} broke off after {events} events ({}); looking for the rest",
                         status.message()
                     ));
+                    if wait && !self.pause(status::retry_after(&status)).await {
+                        return Err(status.into());
+                    }
                     self.find(endpoint, ask).await?;
                 }
                 Next::Lost => return Err(self.lost()),
@@ -284,8 +321,26 @@ impl Joined {
         };
         self.search.progress(resumable);
         self.last = Some(response.sequence);
-        self.backoff.succeed();
-        self.since = None;
+        if self.patience.rewarded() {
+            let address = self.remote.address(self.search.at);
+            output::note(&match self.search.ask {
+                Ask::Rest => format!("shimmer: {address} goes on with the answer"),
+                Ask::Anew => format!("shimmer: {address} answers"),
+            });
+        }
+    }
+
+    /// Waits before another round; false, said to the user, when `--resume-timeout` is over.
+    async fn pause(&mut self, asked: Option<Duration>) -> bool {
+        let Some(wait) = self.patience.pause(asked, Instant::now()) else {
+            let limit = self.patience.limit;
+            output::note(&format!(
+                "shimmer: no coordinator went on within --resume-timeout, {limit:?}"
+            ));
+            return false;
+        };
+        tokio::time::sleep(wait).await;
+        true
     }
 
     /// Asks until somebody answers with a stream.
@@ -293,20 +348,17 @@ impl Joined {
         loop {
             let error = match self.attempt(endpoint, ask).await {
                 Ok(stream) => {
-                    if self.since.is_some() {
-                        let address = self.remote.address(endpoint);
-                        output::note(&match ask {
-                            Ask::Rest => format!("shimmer: {address} goes on with the answer"),
-                            Ask::Anew => format!("shimmer: {address} answers"),
-                        });
-                    }
                     self.search.at = endpoint;
                     self.stream = Some(stream);
                     return Ok(());
                 }
                 Err(error) => error,
             };
-            let since = *self.since.get_or_insert_with(Instant::now);
+            self.patience.tried(Instant::now());
+            let asked = match &error {
+                Error::Status(status) => status::retry_after(status),
+                _ => None,
+            };
             let outcome = match &error {
                 Error::Status(status) => Outcome::of(status, ask),
                 Error::Failed { .. } => Outcome::Broken,
@@ -320,7 +372,6 @@ impl Joined {
                 outcome
             };
             let address = self.remote.address(endpoint).to_string();
-            let patience = self.remote.patience();
             match self.search.after(outcome) {
                 Next::Ask { endpoint: to, ask: what, wait } => {
                     let text = error.render().unwrap_or_default();
@@ -329,14 +380,8 @@ impl Joined {
                         "shimmer: {address}: {}",
                         line.trim_start_matches("shimmer: error: ")
                     ));
-                    if wait {
-                        if since.elapsed() >= patience {
-                            output::note(&format!(
-                                "shimmer: no coordinator went on within --resume-timeout, {patience:?}"
-                            ));
-                            return Err(error);
-                        }
-                        tokio::time::sleep(self.backoff.fail()).await;
+                    if wait && !self.pause(asked).await {
+                        return Err(error);
                     }
                     (endpoint, ask) = (to, what);
                 }

@@ -97,6 +97,9 @@ pub trait ExpertTransport: Send + fmt::Debug {
     /// their places. Between two calls placement, fence and the list of workers are the same.
     fn between_steps(&mut self) {}
 
+    /// Says whether any request is under way. While none is, a worker that wants to leave is let go at once.
+    fn running(&mut self, _any: bool) {}
+
     /// Places that were given to another worker since this was asked last: what was known of the one before is void.
     fn take_reseated(&mut self) -> Vec<usize> {
         Vec::new()

@@ -15,7 +15,7 @@ use shimmer_proto::v1::WorkerStatus;
 use tokio::sync::watch;
 
 use crate::admin::ClusterControl as _;
-use crate::api::{ClusterStatus, DoorCounters, DoorReport};
+use crate::api::{ApiKeys, ClusterStatus, DoorCounters, DoorReport};
 use crate::dispatch::WorkerStats;
 use crate::engine::{EngineHandle, EngineStats};
 use crate::histogram::{BOUNDS_US, Histogram};
@@ -38,6 +38,8 @@ pub struct CoordinatorReport {
     pub workers: Vec<ReportedWorker>,
     /// The public port.
     pub door: DoorReport,
+    /// The file of API keys cannot be used, and those that were read before are let in.
+    pub api_keys_outdated: bool,
     /// Generation of the placement in force; 0 before the first.
     pub generation: u64,
     /// The one that is being loaded; 0 for none.
@@ -72,6 +74,8 @@ pub struct Sources {
     pub cluster: watch::Receiver<ClusterStatus>,
     /// The public port.
     pub door: Arc<DoorCounters>,
+    /// Keys of the public port, if it asks for some.
+    pub keys: Option<ApiKeys>,
     /// Members and placement.
     pub control: ClusterHandle,
 }
@@ -94,6 +98,7 @@ impl Sources {
             engine: self.engine.stats(),
             links: self.links.counters(),
             door: self.door.report(),
+            api_keys_outdated: self.keys.as_ref().is_some_and(ApiKeys::are_outdated),
             journal: self.journal.as_ref().map(Journal::stats).unwrap_or_default(),
         }
     }
@@ -359,6 +364,12 @@ const GAUGES: &[Labelled] = &[
         "Connections of clients that are open.",
         "",
         &[("", |r| r.door.open)],
+    ),
+    (
+        "shimmer_coordinator_api_keys_outdated",
+        "1 while the file of API keys cannot be used, so that the keys that were read before are let in.",
+        "",
+        &[("", |r| u64::from(r.api_keys_outdated))],
     ),
     (
         "shimmer_coordinator_journal_bytes",

@@ -54,6 +54,8 @@ struct State<T> {
     value: Arc<T>,
     /// Hash of the contents that were tried last, whether or not they could be used.
     tried: u128,
+    /// Hash of the contents that the value was made from.
+    used: u128,
     looked: Instant,
     complaint: Option<FileError>,
 }
@@ -70,8 +72,8 @@ impl<T> Followed<T> {
     ) -> Result<Self, FileError> {
         let contents = read_all(&files)?;
         let value = Arc::new(make(&contents)?);
-        let state =
-            State { value, tried: fingerprint(&contents), looked: Instant::now(), complaint: None };
+        let used = fingerprint(&contents);
+        let state = State { value, tried: used, used, looked: Instant::now(), complaint: None };
         Ok(Self { what, files, make: Box::new(make), state: Mutex::new(state) })
     }
 
@@ -79,6 +81,16 @@ impl<T> Followed<T> {
     /// before it stays.
     pub fn current(&self) -> Arc<T> {
         self.current_at(Instant::now())
+    }
+
+    /// Whether the files cannot be used as they are now, so that the value is an older one.
+    pub fn is_outdated(&self) -> bool {
+        self.is_outdated_at(Instant::now())
+    }
+
+    fn is_outdated_at(&self, now: Instant) -> bool {
+        drop(self.current_at(now));
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).complaint.is_some()
     }
 
     fn current_at(&self, now: Instant) -> Arc<T> {
@@ -93,6 +105,9 @@ impl<T> Followed<T> {
                 let found = fingerprint(&contents);
                 let same = found == state.tried;
                 state.tried = found;
+                if found == state.used {
+                    state.complaint = None;
+                }
                 // After an unreadable moment the same files may be back: then the old value is right again.
                 (!same).then(|| (self.make)(&contents))
             }
@@ -102,12 +117,13 @@ impl<T> Followed<T> {
                 let files = self.names();
                 tracing::info!(files, "{} read again: the files have changed", self.what);
                 state.value = Arc::new(value);
+                state.used = state.tried;
                 state.complaint = None;
             }
             Some(Err(error)) if state.complaint.as_ref() != Some(&error) => {
                 let FileError { file, reason } = &error;
                 let what = self.what;
-                tracing::warn!(file = %file.display(), reason, "{what} cannot be read again; keeping what was read before");
+                tracing::error!(file = %file.display(), reason, "{what} cannot be read again; keeping what was read before");
                 state.complaint = Some(error);
             }
             Some(Err(_)) | None => {}
@@ -189,6 +205,28 @@ mod tests {
         assert_eq!(*followed.current_at(later(6)), 2);
         fs::write(&file, "3").unwrap();
         assert_eq!(*followed.current_at(later(8)), 3);
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_known_until_they_can() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("n");
+        fs::write(&file, "1").unwrap();
+        let followed = Followed::load("the number", vec![file.clone()], number(&file)).unwrap();
+        let mut seconds = 0;
+        let mut outdated = || {
+            seconds += 2;
+            followed.is_outdated_at(later(seconds))
+        };
+        assert!(!outdated());
+        fs::write(&file, "").unwrap();
+        assert!(outdated() && outdated());
+        fs::write(&file, "1").unwrap();
+        assert!(!outdated(), "as it was");
+        fs::remove_file(&file).unwrap();
+        assert!(outdated());
+        fs::write(&file, "2").unwrap();
+        assert!(!outdated());
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod address;
 pub mod backoff;
 pub mod channel;
 pub mod checksum;
+pub mod flood;
 pub mod followed;
 pub mod identity;
 pub mod limits;

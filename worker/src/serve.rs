@@ -21,6 +21,7 @@ use std::{
 
 use shimmer_proto::{
     expert::v1::expert_service_server::{ExpertService, ExpertServiceServer},
+    flood::Flood,
     tls::{Acceptor, ServerTls},
 };
 use tokio::{
@@ -106,8 +107,16 @@ pub async fn serve(
     let (drain, seats) = (Arc::new(Drain::default()), Seats::new(core.coordinators()));
     let limit = config.handshake_timeout.min(config.hello_timeout);
     let acceptor = Acceptor::new(config.tls.clone(), limit);
-    let shared =
-        connection::Shared { core, room, config, drain, seats, health: health_service, acceptor };
+    let shared = connection::Shared {
+        core,
+        room,
+        config,
+        drain,
+        seats,
+        health: health_service,
+        acceptor,
+        turned_away: Arc::default(),
+    };
     // Every connection thread holds a clone of `open`; the channel ends when the last one has.
     let (open, mut ended) = mpsc::channel::<()>(1);
     let accepting = accept_all(&listener, &shared, open);
@@ -145,7 +154,7 @@ async fn drained(
 
 /// Gives each connection a thread. A failing accept is a shortage that passes, never the end.
 async fn accept_all(listener: &TcpListener, shared: &connection::Shared, open: mpsc::Sender<()>) {
-    let counters = shared.core.counters();
+    let (counters, full) = (shared.core.counters(), Flood::default());
     for serial in 1u64.. {
         let (socket, peer) = loop {
             match listener.accept().await {
@@ -159,7 +168,10 @@ async fn accept_all(listener: &TcpListener, shared: &connection::Shared, open: m
         Counters::bump(&counters.connections);
         if open.strong_count() > shared.config.max_connections {
             Counters::bump(&counters.connections_refused);
-            tracing::warn!(%peer, limit = shared.config.max_connections, "too many connections; closing the newest");
+            if let Some(more) = full.line() {
+                let limit = shared.config.max_connections;
+                tracing::warn!(%peer, limit, more, "too many connections; closing the newest");
+            }
             continue;
         }
         spawn(serial, socket, peer, shared, open.clone());

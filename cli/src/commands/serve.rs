@@ -118,6 +118,7 @@ pub fn run(config: ServeConfig) -> Result<(), Error> {
         journal,
         cluster: status,
         door: Arc::clone(&counters),
+        keys: door.keys.clone(),
     };
     let shutdown = attendant.serving(page(sources, membership, shown_as, process, counted));
     block_on(async {

@@ -69,6 +69,9 @@ text_setting! {
     Url(EtcdUrl)
 }
 
+/// Outlasts an election of etcd and a busy host.
+pub(super) const LEASE: Period = Period::seconds(10);
+
 /// Declares a role's settings with the macro that is named first, with the keys that every member has behind its own.
 macro_rules! settings_with_cluster {
     ($inner:ident: $(#[$meta:meta])* pub struct $name:ident { $($own:tt)* }) => {
@@ -126,7 +129,7 @@ macro_rules! settings_with_cluster {
 
                 /// Time after which a member that gives no sign of life is gone to the others
                 #[arg(long, env = "SHIMMER_LEASE", value_name = "TIME", help_heading = "Membership")]
-                lease: $crate::config::Period = $crate::config::Period::seconds(10),
+                lease: $crate::config::Period = $crate::config::cluster::LEASE,
                     because "outlasts an election of etcd and a busy host; faults are noticed by their connections long before";
 
                 /// Address under which others reach this process; IPv6 literals in brackets
@@ -147,7 +150,7 @@ macro_rules! settings_with_cluster {
                     key: self.etcd_key.clone(),
                     user: self.etcd_user.clone(),
                     password_file: self.etcd_password_file.clone(),
-                    lease: self.lease.unwrap_or($crate::config::Period::seconds(10)),
+                    lease: self.lease.unwrap_or($crate::config::cluster::LEASE),
                     advertise: self.advertise.clone(),
                 }
                 .check(|variable| std::env::var(variable).ok())
@@ -187,6 +190,7 @@ impl Given {
                 ("etcd-user", self.user.is_some()),
                 ("etcd-password-file", self.password_file.is_some()),
                 ("advertise", self.advertise.is_some()),
+                ("lease", self.lease != LEASE),
             ];
             return match more.into_iter().find(|(_, given)| *given) {
                 Some((key, _)) => refuse(key, "means nothing without --etcd URL[,URL]".to_owned()),
@@ -493,6 +497,10 @@ mod tests {
         check(|_| (), None, Ok(true));
         check(|g| (g.etcd, g.cluster) = (Vec::new(), None), None, Ok(false));
         check(|g| g.etcd.clear(), None, Err("cluster: means nothing without --etcd"));
+        let lease = |g: &mut Given| {
+            (g.etcd, g.cluster, g.lease) = (Vec::new(), None, Period::seconds(3));
+        };
+        check(lease, None, Err("lease: means nothing without --etcd"));
         check(|g| g.cluster = None, None, Err("--cluster"));
         check(|g| g.etcd.push("http://e:2379".parse().unwrap()), None, Err("twice"));
         let mixed = |g: &mut Given| g.etcd.push("https://f:2379".parse().unwrap());

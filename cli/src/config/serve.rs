@@ -29,6 +29,13 @@ use crate::{
     traces::{OtlpProtocol, TraceConfig, trace_config},
 };
 
+/// An hour: whoever has not come back by then has given up.
+const JOURNAL_KEEP: Period = Period::seconds(3600);
+/// 1 GiB: four bytes a token.
+const JOURNAL_LIMIT: ByteSize = ByteSize(1 << 30);
+/// Busy hosts stop a process for as long; a worker is not lost for that.
+const LAYER_DEADLINE_MIN: Duration = Duration::from_millis(100);
+
 settings_with_cluster! {
     settings:
     /// Keys of a coordinator's config file, its variables and its flags.
@@ -103,7 +110,8 @@ settings_with_cluster! {
         /// Time to wait for a worker's results of one layer before it counts as lost, even if it is alive
         #[arg(long, visible_alias = "layer-timeout", env = "SHIMMER_LAYER_DEADLINE", value_name = "TIME")]
         #[serde(alias = "layer-timeout")]
-        layer_deadline: Period = Period::seconds(10), because "far above the slowest layer of a full prefill chunk";
+        layer_deadline: Period = Period::seconds(10),
+            because "far above the slowest layer of a full prefill chunk; less than 100ms is refused, as busy hosts pause for longer";
 
         /// Time to wait for the answer of a worker that owes results and is asked whether it is alive
         #[arg(long, env = "SHIMMER_PROBE_TIMEOUT", value_name = "TIME")]
@@ -149,12 +157,12 @@ settings_with_cluster! {
 
         /// How long the journal keeps a request after its end
         #[arg(long, env = "SHIMMER_JOURNAL_KEEP", value_name = "TIME")]
-        journal_keep: Period = Period::seconds(3600),
+        journal_keep: Period = JOURNAL_KEEP,
             because "an hour: whoever has not come back by then has given up";
 
         /// Bytes of all files of the journal; above it the oldest ended ones go, and then requests are served without
         #[arg(long, env = "SHIMMER_JOURNAL_LIMIT", value_name = "SIZE")]
-        journal_limit: ByteSize = ByteSize(1 << 30),
+        journal_limit: ByteSize = JOURNAL_LIMIT,
             because "1 GiB: four bytes a token, so the prompts and answers of hundreds of thousands of requests";
 
         /// Address for operators: `shimmer status`, `drain` and the other orders; with mutual TLS if there are the three files
@@ -321,6 +329,13 @@ impl ServeSettings {
                 return Err(ConfigError::invalid(key, "0 leaves no time to answer"));
             }
         }
+        if let Some(given) = all.layer_deadline.filter(|given| given.0 < LAYER_DEADLINE_MIN) {
+            let least = LAYER_DEADLINE_MIN.as_millis();
+            return Err(ConfigError::invalid(
+                "layer-deadline",
+                format!("{given} is below {least}ms: every worker would soon count as lost"),
+            ));
+        }
         let replicas = all.replicas.ok_or_else(|| missing("replicas"))?.get();
         if replicas > MAX_COPIES {
             return Err(ConfigError::invalid(
@@ -342,6 +357,15 @@ impl ServeSettings {
             return Err(ConfigError::invalid("journal-keep", message));
         }
         let limit_bytes = all.journal_limit.ok_or_else(|| missing("journal-limit"))?.0;
+        if all.journal.is_none() {
+            let given = [
+                ("journal-keep", keep != JOURNAL_KEEP.0),
+                ("journal-limit", limit_bytes != JOURNAL_LIMIT.0),
+            ];
+            if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
+                return Err(ConfigError::invalid(key, "means nothing without --journal DIR"));
+            }
+        }
         let journal = all.journal.map(|directory| JournalOptions {
             directory,
             keep,

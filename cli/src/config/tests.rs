@@ -231,10 +231,24 @@ fn serve_refuses_what_cannot_run() {
     check_serve(|s| s.workers = Some(addresses(64)), None);
     check_serve(|s| s.workers = Some(addresses(65)), Some("65 addresses"));
     check_serve(|s| s.layer_deadline = Some(Period::seconds(0)), Some("layer-deadline"));
+    check_serve(|s| s.layer_deadline = "99ms".parse().ok(), Some("99ms is below 100ms"));
+    check_serve(|s| s.layer_deadline = "100ms".parse().ok(), None);
     check_serve(|s| s.id = Some("a b".to_owned()), Some("\"a b\""));
     check_serve(|s| s.tls_ca = Some("ca".into()), Some("tls-cert and tls-key are missing"));
     check_serve(|s| s.api_tls_key = Some("key".into()), Some("api-tls-cert is missing"));
     check_serve(|s| s.journal_keep = Some(Period::seconds(0)), Some("journal-keep"));
+    let keep = |s: &mut ServeSettings| s.journal_keep = Some(Period::seconds(9));
+    check_serve(keep, Some("journal-keep: means nothing without --journal DIR"));
+    check_serve(|s| s.journal_limit = "1MiB".parse().ok(), Some("journal-limit: means nothing"));
+    let journal = |s: &mut ServeSettings| {
+        keep(s);
+        s.journal = Some("j".into());
+    };
+    check_serve(journal, None);
+    check_serve(
+        |s| s.lease = Some(Period::seconds(3)),
+        Some("lease: means nothing without --etcd"),
+    );
 }
 
 fn check_generate(change: impl FnOnce(&mut GenerateSettings), refused: Option<&str>) {

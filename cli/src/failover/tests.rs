@@ -86,3 +86,37 @@ fn statuses_say_what_can_help() {
     check(&status::failed_precondition("OTHER_MODEL", "x"), Final, Unknown);
     check(&status::data_loss("JOURNAL_DAMAGED", "x"), Final, Unknown);
 }
+
+#[test]
+fn a_stream_that_ends_without_an_event_costs_patience() {
+    let ms = Duration::from_millis;
+    let mut search = Search::new(1, 0);
+    let mut patience = Patience::new(ms(5000), 1);
+    let begin = Instant::now();
+    let mut now = begin;
+    let mut rounds = 0;
+    // A coordinator that opens the stream each time, cannot compute, and asks for two seconds.
+    loop {
+        patience.tried(now);
+        assert_eq!(search.after(Outcome::Resumable), ask(0, Ask::Rest, true), "round {rounds}");
+        let Some(wait) = patience.pause(Some(ms(2000)), now) else { break };
+        (now, rounds) = (now + wait, rounds + 1);
+    }
+    assert_eq!((now - begin, rounds), (ms(5000), 3));
+}
+
+#[test]
+fn pauses_grow_until_an_event_comes() {
+    let ms = Duration::from_millis;
+    let mut patience = Patience::new(Duration::from_secs(60), 1);
+    let now = Instant::now();
+    let waits: Vec<Duration> = (0..9).map(|_| patience.pause(None, now).unwrap()).collect();
+    assert!(waits[0] <= MIN_WAIT && waits[8] >= MAX_WAIT / 2, "{waits:?}");
+    assert!(patience.rewarded() && !patience.rewarded());
+    assert!(patience.pause(None, now + Duration::from_secs(100)).unwrap() <= MIN_WAIT);
+    assert_eq!(
+        patience.pause(None, now + Duration::from_secs(159)).map(|w| w <= ms(1000)),
+        Some(true)
+    );
+    assert_eq!(patience.pause(None, now + Duration::from_secs(160)), None);
+}

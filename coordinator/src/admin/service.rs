@@ -76,7 +76,7 @@ impl Admin {
         GetStatusResponse {
             cluster: cluster.clone(),
             coordinator_id: coordinator_id.clone(),
-            leader: status::leader(&snapshot),
+            leader: status::told_leader(&snapshot),
             store: Some(status::store(&*control.store(), &snapshot)),
             generation,
             // What has just been decided is about to be loaded.
@@ -88,8 +88,13 @@ impl Admin {
         }
     }
 
-    /// The worker that an order is about.
-    fn worker(&self, id: &str, record: Option<&PlacementRecord>) -> Result<(), Status> {
+    /// The worker that an order is about: one that is there, that the placement names, or that an earlier order is about.
+    fn worker(
+        &self,
+        id: &str,
+        record: Option<&PlacementRecord>,
+        snapshot: &Snapshot,
+    ) -> Result<(), Status> {
         let usable = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
         if id.is_empty() || id.len() > MAX_ID_BYTES || !id.chars().all(usable) {
             let reason = format!("{:?} is no name of a worker", shown(id));
@@ -98,6 +103,8 @@ impl Admin {
         let mut known: Vec<String> =
             self.parts.control.workers().into_iter().filter_map(|worker| worker.id).collect();
         known.extend(record.into_iter().flat_map(|record| record.workers.iter().cloned()));
+        // Of one that has gone since, so that it can be undone.
+        known.extend(status::ordered(snapshot));
         if known.iter().any(|known| known == id) {
             return Ok(());
         }
@@ -107,7 +114,13 @@ impl Admin {
         Err(statuses::not_found("worker", id, format!("no worker is called {id}; known: {names}")))
     }
 
-    async fn write(&self, conditions: Vec<Condition>, write: Vec<Write>) -> Result<(), Status> {
+    /// Writes an order. `undone_by`: the command that takes it back.
+    async fn write(
+        &self,
+        conditions: Vec<Condition>,
+        write: Vec<Write>,
+        undone_by: &str,
+    ) -> Result<(), Status> {
         match self.parts.control.store().write(conditions, write).await {
             Ok(Written::Done(_)) => Ok(()),
             Ok(Written::Conflict) => Err(statuses::aborted(
@@ -117,7 +130,10 @@ impl Admin {
             Err(StoreError::Unsupported { detail }) => {
                 Err(statuses::failed_precondition("STORE_UNSUPPORTED", detail))
             }
-            Err(error) => Err(statuses::unavailable("STORE_AWAY", error.to_string(), None)),
+            Err(error) => {
+                let message = status::uncertain(&error, undone_by);
+                Err(statuses::unavailable("STORE_AWAY", message, None))
+            }
         }
     }
 
@@ -184,10 +200,11 @@ impl AdminService for Admin {
         let DrainRequest { worker_id, undo } = request.into_inner();
         let snapshot = self.snapshot();
         let record = Self::placement(&snapshot)?;
-        self.worker(&worker_id, record.as_ref())?;
+        self.worker(&worker_id, record.as_ref(), &snapshot)?;
         let key = format!("{DRAINS}{worker_id}");
         if undo {
-            self.write(Vec::new(), vec![Write::Delete { key }]).await?;
+            let again = format!("shimmer drain {worker_id}");
+            self.write(Vec::new(), vec![Write::Delete { key }], &again).await?;
             tracing::info!(
                 worker = worker_id,
                 "an operator takes a worker back into the placement"
@@ -207,7 +224,8 @@ impl AdminService for Admin {
         }
         let (first, copies) =
             status::shares(record.as_ref()).get(&*worker_id).copied().unwrap_or_default();
-        self.write(Vec::new(), vec![Write::Put { key, value: "{}".to_owned() }]).await?;
+        let undo = format!("shimmer drain {worker_id} --undo");
+        self.write(Vec::new(), vec![Write::Put { key, value: "{}".to_owned() }], &undo).await?;
         tracing::info!(worker = worker_id, experts = first + copies, "an operator drains a worker");
         Ok(Response::new(DrainResponse { moves: first + copies }))
     }
@@ -241,7 +259,8 @@ impl AdminService for Admin {
             .collect();
         let mut generation = None;
         if !dry_run && !moves.is_empty() {
-            self.write(plan.write.conditions, plan.write.writes).await?;
+            let again = "shimmer rebalance";
+            self.write(plan.write.conditions, plan.write.writes, again).await?;
             generation = Some(plan.record.generation);
             tracing::info!(moves = moves.len(), generation, "an operator rebalances");
         }
@@ -259,13 +278,14 @@ impl AdminService for Admin {
     ) -> Result<Response<ReadmitResponse>, Status> {
         let ReadmitRequest { worker_id } = request.into_inner();
         let snapshot = self.snapshot();
-        self.worker(&worker_id, Self::placement(&snapshot)?.as_ref())?;
+        self.worker(&worker_id, Self::placement(&snapshot)?.as_ref(), &snapshot)?;
         let key = format!("{QUARANTINES}{worker_id}");
         if !snapshot.entries.contains_key(&key) {
             let message = format!("worker {worker_id} is not in quarantine");
             return Err(statuses::failed_precondition("NOT_QUARANTINED", message));
         }
-        self.write(Vec::new(), vec![Write::Delete { key }]).await?;
+        let drain = format!("shimmer drain {worker_id}");
+        self.write(Vec::new(), vec![Write::Delete { key }], &drain).await?;
         tracing::info!(
             worker = worker_id,
             "an operator readmits a worker; it must pass its self-tests"

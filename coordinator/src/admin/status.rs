@@ -6,10 +6,10 @@ use shimmer_proto::{
     admin::v1::{Coordinator, FaultCounts, PlacedExpert, PlacedLayer, Store, Worker},
     identity::shown,
     membership::{
-        MembershipStore, Snapshot,
+        MembershipStore, Snapshot, StoreError,
         records::{
-            COORDINATORS, CoordinatorRecord, HEAT, HeatRecord, LEADER, LayerRecord, PLACEMENT,
-            PlacementRecord, id_in,
+            COORDINATORS, CoordinatorRecord, DRAINS, HEAT, HeatRecord, LEADER, LayerRecord,
+            PLACEMENT, PlacementRecord, QUARANTINES, id_in,
         },
     },
 };
@@ -18,6 +18,7 @@ use super::KnownWorker;
 use crate::{
     dispatch::{self, WorkerStats},
     heat::HeatMap,
+    membership::view::foreign_leader,
 };
 
 /// The placement in the store; an error that can be read by people if it is none of this build.
@@ -30,6 +31,24 @@ pub(super) fn placement(snapshot: &Snapshot) -> Result<Option<PlacementRecord>, 
 /// Who decides placements; empty while nobody does.
 pub(super) fn leader(snapshot: &Snapshot) -> String {
     snapshot.entries.get(LEADER).map_or_else(String::new, |entry| shown(&entry.value))
+}
+
+/// The same for people: a key that no member holds says why nobody decides.
+pub(super) fn told_leader(snapshot: &Snapshot) -> String {
+    foreign_leader(snapshot).map_or_else(|| leader(snapshot), |why| format!("unknown: {why}"))
+}
+
+/// Workers that a drain or a quarantine in the store is about, whether they are there or not.
+pub(super) fn ordered(snapshot: &Snapshot) -> Vec<String> {
+    let id = |key| id_in(DRAINS, key).or_else(|| id_in(QUARANTINES, key));
+    snapshot.entries.keys().filter_map(|key| id(key)).map(str::to_owned).collect()
+}
+
+/// What is said of a write whose answer did not come: it may have been made, or be made later.
+pub(super) fn uncertain(error: &StoreError, undone_by: &str) -> String {
+    format!(
+        "{error}. The order may take effect all the same, also later: `shimmer status` shows it when the store answers, and `{undone_by}` takes it back"
+    )
 }
 
 pub(super) fn store(store: &dyn MembershipStore, snapshot: &Snapshot) -> Store {

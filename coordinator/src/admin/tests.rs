@@ -1,9 +1,11 @@
 use std::{collections::BTreeMap, time::SystemTime};
 
 use shimmer_proto::membership::{
-    Entry, Outage, Snapshot,
+    Entry, Outage, Snapshot, StoreError,
     fixed::FixedStore,
-    records::{COORDINATORS, LEADER, LayerRecord, PLACEMENT, PlacementRecord},
+    records::{
+        COORDINATORS, DRAINS, LEADER, LayerRecord, PLACEMENT, PlacementRecord, QUARANTINES, WORKERS,
+    },
 };
 
 use super::status;
@@ -67,4 +69,39 @@ fn a_store_that_is_away_says_why() {
     assert!(!told.connected && told.detail.contains("connection refused"), "{told:?}");
     let told = status::store(&store, &Snapshot::default());
     assert!(told.connected && told.kind == "static", "{told:?}");
+}
+
+#[test]
+fn orders_about_workers_that_have_gone_can_be_undone() {
+    let [drain, quarantine, worker] =
+        [DRAINS, QUARANTINES, WORKERS].map(|folder| format!("{folder}{}", &folder[..1]));
+    let entries = [&drain, &quarantine, &worker].map(|key| (key.as_str(), String::new()));
+    assert_eq!(status::ordered(&snapshot(&entries)), ["d", "q"]);
+}
+
+#[test]
+fn an_order_without_an_answer_may_still_be_carried_out() {
+    let error = StoreError::Unreachable {
+        store: "http://e:2379".to_owned(),
+        waited: std::time::Duration::from_secs(5),
+        detail: "connection refused".to_owned(),
+    };
+    let told = status::uncertain(&error, "shimmer drain w3 --undo");
+    for part in ["http://e:2379", "may take effect", "shimmer status", "`shimmer drain w3 --undo`"]
+    {
+        assert!(told.contains(part), "{told}");
+    }
+}
+
+#[test]
+fn a_leader_that_holds_no_lease_is_none() {
+    let leased = |lease: u64| {
+        let mut snapshot = snapshot(&[(LEADER, "x".to_owned())]);
+        snapshot.entries.get_mut(LEADER).unwrap().lease = lease;
+        snapshot
+    };
+    assert_eq!(status::told_leader(&leased(7)), "x");
+    assert_eq!(status::told_leader(&Snapshot::default()), "");
+    let told = status::told_leader(&leased(0));
+    assert!(told.starts_with("unknown: somebody else wrote \"x\" under `leader`"), "{told}");
 }

@@ -15,8 +15,9 @@ use std::{
 };
 
 use serde::Serialize;
-use shimmer_proto::tls::{
-    AcceptError, Acceptor, Companion, PeerStream, Refusal, ServerTls, refuse,
+use shimmer_proto::{
+    flood::Flood,
+    tls::{AcceptError, Acceptor, Companion, PeerStream, Refusal, ServerTls, refuse},
 };
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -127,6 +128,10 @@ pub(crate) struct Door {
     options: DoorOptions,
     counters: Arc<DoorCounters>,
     guests: mpsc::Sender<io::Result<PeerStream<Guest>>>,
+    /// Lines about those who find no seat.
+    full: Flood,
+    /// Lines about those who could not be let in.
+    turned_away: Arc<Flood>,
 }
 
 impl Door {
@@ -143,6 +148,8 @@ impl Door {
             options,
             counters,
             guests,
+            full: Flood::default(),
+            turned_away: Arc::default(),
         };
         (door, ReceiverStream::new(incoming))
     }
@@ -177,7 +184,9 @@ impl Door {
         let Ok(seat) = Arc::clone(&self.seats).try_acquire_owned() else {
             bump(&counters.full);
             let limit = self.options.max_connections;
-            tracing::warn!(%peer, limit, "too many connections; refusing the newest");
+            if let Some(more) = self.full.line() {
+                tracing::warn!(%peer, limit, more, "too many connections; refusing the newest");
+            }
             let Ok(place) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
             tasks.spawn(async move {
                 show_out(&acceptor, socket, limit).await;
@@ -186,6 +195,7 @@ impl Door {
             return;
         };
         let (guests, patience) = (self.guests.clone(), self.options.first_call_timeout);
+        let turned_away = Arc::clone(&self.turned_away);
         tasks.spawn(async move {
             match acceptor.accept(socket).await {
                 Ok(stream) => {
@@ -201,7 +211,9 @@ impl Door {
                         AcceptError::Late(_) => &counters.silent,
                         _ => &counters.handshake,
                     });
-                    tracing::warn!(%peer, reason = %error, "client refused");
+                    if let Some(more) = turned_away.line() {
+                        tracing::warn!(%peer, reason = %error, more, "client refused");
+                    }
                 }
             }
         });

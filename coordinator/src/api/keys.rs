@@ -74,6 +74,11 @@ impl ApiKeys {
         Ok(Self(Arc::new(Followed::load("API keys", vec![file], make)?)))
     }
 
+    /// Whether the file cannot be used as it is now, so that older keys are let in.
+    pub fn are_outdated(&self) -> bool {
+        self.0.is_outdated()
+    }
+
     /// The name of the key that a call shows, empty for a key without one.
     ///
     /// # Errors

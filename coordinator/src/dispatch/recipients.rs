@@ -189,7 +189,7 @@ mod tests {
 
     fn chosen(workers: &TestWorkers, last_resorts: bool) -> Recipient {
         let mut recipients = Recipients::default();
-        recipients.begin(3, workers.now());
+        recipients.begin(workers, true, workers.now());
         recipients.choose(workers, LAYER, EXPERT, Except { tried: &[], last_resorts })
     }
 

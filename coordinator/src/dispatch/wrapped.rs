@@ -54,6 +54,10 @@ impl<W: Wrapper> ExpertTransport for Wrapped<W> {
         self.inner.now()
     }
 
+    fn running(&mut self, any: bool) {
+        self.inner.running(any);
+    }
+
     fn take_reseated(&mut self) -> Vec<usize> {
         self.inner.take_reseated()
     }

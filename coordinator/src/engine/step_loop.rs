@@ -88,9 +88,14 @@ impl StepLoop<'_> {
 
     /// Waits for a command while there is nothing to do; false at the end.
     fn take_commands(&mut self, commands: &Receiver<Command>) -> bool {
+        if self.scheduler.is_idle() {
+            self.transport.running(false);
+        }
         while self.scheduler.is_idle() {
             match commands.recv_timeout(IDLE_LOOK) {
                 Ok(command) => {
+                    // Before it is looked who could compute it.
+                    self.transport.running(true);
                     if !self.apply(command) {
                         return false;
                     }

@@ -9,6 +9,7 @@
 //! | first start with a list of workers | when all have greeted; after [`Timings::placement_wait`] with those that have |
 //! | first start with registered workers | [`Timings::settle`] after the last one joined |
 //! | a worker joined, drains, was quarantined, came back as another | [`Timings::debounce`] later |
+//! | the same, and the placement names a worker that this coordinator never saw | ten times that at the latest: it may come back |
 //! | a worker is gone | after [`Timings::replace_after`]; until then copies and stand-ins serve |
 //! | the link to a worker with a lease is down | after [`LEASED_PATIENCE`] times that: others may reach it |
 //! | the store is away | never |
@@ -348,9 +349,9 @@ impl Leader {
         followed.unwrap_or(0).max(self.seen.1)
     }
 
+    /// What is missed since when is remembered: whoever leads again must not begin to wait anew.
     fn step_down(&mut self) {
         self.pending = None;
-        self.unseen = Unseen::default();
         self.facts = Facts::default();
     }
 
@@ -397,21 +398,32 @@ impl Leader {
         let is_behind = decided.record.generation < newest;
         let went_back =
             || is_behind.then(|| format!("the store went back, from generation {newest} at least"));
-        let difference = self.difference(&wish.candidates, workers).or_else(went_back);
-        let Some(reason) = difference else {
+        // Whom nothing is known of is no reason by itself while it may come back.
+        let mut expected = workers.clone();
+        expected.retain(|id| !wish.unknown.contains(id));
+        let difference = self.difference(&wish.candidates, &expected).or_else(went_back);
+        if difference.is_none() {
             self.pending = None;
             return Decision { wake: wish.wake, ..Decision::default() };
-        };
+        }
         let (first, last) = self.note(&wish.candidates, now);
         let due = (last + debounce).min(first + debounce * DEBOUNCES);
         if now < due {
             let wake = wish.wake.map_or(due, |wake| wake.min(due));
             return Decision { wake: Some(wake), ..Decision::default() };
         }
-        if let Some(id) = wish.unknown {
+        // Nothing is known that it could be placed by, so that it holds up the others, but not for as long as it is waited
+        // for alone.
+        let until = first + debounce * DEBOUNCES;
+        if let Some(id) = wish.unknown.first().filter(|_| now < until) {
             let hindrance = Some(format!("worker {id} has not been seen here and may come back"));
-            return Decision { wake: wish.wake, hindrance, ..Decision::default() };
+            let wake = Some(wish.wake.map_or(until, |wake| wake.min(until)));
+            return Decision { wake, hindrance, ..Decision::default() };
         }
+        let Some(reason) = self.difference(&wish.candidates, workers).or_else(went_back) else {
+            self.pending = None;
+            return Decision { wake: wish.wake, ..Decision::default() };
+        };
         let hindered = |error: PlacementError| Decision {
             wake: wish.wake,
             hindrance: Some(error.to_string()),

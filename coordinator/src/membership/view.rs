@@ -139,6 +139,7 @@ impl View {
         for (key, entry) in &snapshot.entries {
             view.add_entry(key, &entry.value, entry.revision, container_digest);
         }
+        view.complaints.extend(foreign_leader(snapshot));
         view.exclude(snapshot);
         view
     }
@@ -259,6 +260,16 @@ impl View {
             }
         }
     }
+}
+
+/// What is wrong with a key `leader` that hangs on no lease, as every leader's does: it never goes by itself, and while it
+/// stands nobody leads.
+pub(crate) fn foreign_leader(snapshot: &Snapshot) -> Option<String> {
+    let entry = snapshot.entries.get(LEADER).filter(|entry| entry.lease == 0)?;
+    let value = shown(&entry.value);
+    Some(format!(
+        "somebody else wrote {value:?} under `{LEADER}`, without a lease, so that nobody decides placements; remove that key from the store"
+    ))
 }
 
 fn read<T: serde::de::DeserializeOwned>(key: &str, value: &str) -> Result<T, String> {

@@ -7,6 +7,7 @@
 mod seat;
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -34,7 +35,7 @@ use crate::{
     placement::{Candidate, Placement},
 };
 pub(super) use seat::{Orders, SeatFacts};
-use seat::{Quarantine, Seat};
+use seat::{Placed, Quarantine, Seat, Surroundings};
 
 /// How long a worker that has gone without a word is called lost once no placement counts on it: long enough to be seen by
 /// people, and no longer than there is something to do about it.
@@ -64,6 +65,26 @@ struct State {
     seats: Vec<Seat>,
     /// A worker found no seat when the store was looked at last.
     full: bool,
+    /// The step thread has said that no request is under way.
+    idle: bool,
+    /// Records that the log has complained of, with their revisions.
+    unreadable: Complaints,
+}
+
+/// What is wrong is said once of each version of a record.
+#[derive(Debug, Default)]
+struct Complaints(BTreeMap<String, u64>);
+
+impl Complaints {
+    /// Whether this version of the record is not yet known to be wrong.
+    fn is_news(&mut self, key: &str, revision: u64) -> bool {
+        self.0.insert(key.to_owned(), revision) != Some(revision)
+    }
+
+    /// Forgets what has gone.
+    fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
+        self.0.retain(|key, _| is_there(key));
+    }
 }
 
 /// A seat as the step thread sees it.
@@ -119,11 +140,13 @@ impl Board {
             });
             match parsed {
                 Ok((address, record)) => records.push((name, address, record)),
-                Err(detail) => {
+                Err(detail) if state.unreadable.is_news(key, entry.revision) => {
                     tracing::warn!(key = shown(key), detail, "ignoring a record of a worker");
                 }
+                Err(_) => {}
             }
         }
+        state.unreadable.keep(|key| snapshot.entries.contains_key(key));
         if self.fixed {
             // The places in the list.
             records.sort_by_key(|(_, _, record)| record.incarnation);
@@ -286,7 +309,13 @@ impl Board {
     fn review(&self, state: &mut State) {
         let plans = self.plans.borrow().clone();
         for (worker, seat) in state.seats.iter_mut().enumerate() {
-            seat.review(plans.in_force.is_some(), plans.names(worker), self.fixed, self.lost_for);
+            let placed = match plans.in_force {
+                _ if plans.names(worker) => Placed::Named,
+                Some(_) => Placed::Omitted,
+                None => Placed::Nowhere,
+            };
+            let (fixed, idle, lost_for) = (self.fixed, state.idle, self.lost_for);
+            seat.review(&Surroundings { placed, fixed, idle, lost_for });
         }
         let roster: Vec<Member> = state.seats.iter().map(Seat::member).collect();
         self.roster.send_if_modified(|old| {
@@ -357,6 +386,13 @@ impl Board {
     /// Follows the status.
     pub(super) fn status(&self) -> watch::Receiver<ClusterStatus> {
         self.status.subscribe()
+    }
+
+    /// Tells whether requests are under way.
+    pub(super) fn set_running(&self, any: bool) {
+        let mut state = self.lock();
+        state.idle = !any;
+        self.review(&mut state);
     }
 
     /// Follows what is known of each seat.

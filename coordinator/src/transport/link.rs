@@ -156,6 +156,12 @@ impl Link {
             drop(session);
             let wait = match ending {
                 Ok(ending) => self.ended(number, ending, &mut waits, &mut refused),
+                // A worker of a list gives no sign when it is back.
+                Err(Interrupt::Held(state @ LinkState::Lost, detail)) => {
+                    tracing::info!(name = self.board.name(worker), detail, "worker left");
+                    self.over(number, state, &detail);
+                    waits.fail()
+                }
                 Err(Interrupt::Held(state, detail)) => {
                     self.over(number, state, &detail);
                     // Whoever said goodbye is not called back at once.

@@ -63,6 +63,8 @@ pub struct RemoteWorkers {
     roster: watch::Receiver<Vec<Member>>,
     /// The placement of this step.
     in_force: Option<Plan>,
+    /// Whether requests are under way, as the board was told.
+    running: bool,
     heat: HeatKeeper,
     handle: ClusterHandle,
     shutdown: CancellationToken,
@@ -105,6 +107,7 @@ impl RemoteWorkers {
             plans: board.plans(),
             roster: board.roster(),
             in_force: None,
+            running: true,
             heat: HeatKeeper::new(&model, heat),
             config,
             model,
@@ -307,6 +310,12 @@ impl ExpertTransport for RemoteWorkers {
                 self.grow();
                 tracing::info!(generation = self.generation(), "placement in force");
             }
+        }
+    }
+
+    fn running(&mut self, any: bool) {
+        if std::mem::replace(&mut self.running, any) != any {
+            self.board.set_running(any);
         }
     }
 

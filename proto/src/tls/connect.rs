@@ -29,6 +29,16 @@ const FIRST_BYTES: usize = 64;
 #[derive(Debug, Clone, Default)]
 pub struct Dialer {
     tls: Option<ClientTls>,
+    keepalive: Option<Keepalive>,
+}
+
+/// How a silent connection is probed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keepalive {
+    /// A connection that is silent for so long is probed.
+    pub interval: Duration,
+    /// A probe without an answer for this long ends the connection.
+    pub timeout: Duration,
 }
 
 /// Why there is no channel.
@@ -63,7 +73,14 @@ impl Dialer {
 
     /// With TLS.
     pub fn tls(tls: ClientTls) -> Self {
-        Self { tls: Some(tls) }
+        Self { tls: Some(tls), ..Self::default() }
+    }
+
+    /// The same, probing silent connections by other times than the members of a cluster do: for clients that can go elsewhere
+    /// when nobody answers.
+    #[must_use]
+    pub fn with_keepalive(self, keepalive: Keepalive) -> Self {
+        Self { keepalive: Some(keepalive), ..self }
     }
 
     /// Whether connections are made with TLS.
@@ -83,7 +100,10 @@ impl Dialer {
     ) -> Result<Channel, DialError> {
         // The endpoint's own limit is for when the channel connects again by itself. It does not cover name resolution, so
         // that the first attempt has one around all of it.
-        let endpoint = channel::endpoint(address)?.connect_timeout(limit.saturating_mul(2));
+        let mut endpoint = channel::endpoint(address)?.connect_timeout(limit.saturating_mul(2));
+        if let Some(Keepalive { interval, timeout }) = self.keepalive {
+            endpoint = endpoint.http2_keep_alive_interval(interval).keep_alive_timeout(timeout);
+        }
         match tokio::time::timeout(limit, self.open(address, endpoint)).await {
             Err(_) => Err(DialError::Late(limit)),
             Ok(Err(error)) => Err(sorted(&*error)),

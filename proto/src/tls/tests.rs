@@ -16,11 +16,14 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{AcceptError, Acceptor, DialError, Dialer, PeerStream, TlsFiles, TlsIdentity};
+use super::{
+    AcceptError, Acceptor, DialError, Dialer, Keepalive, PeerStream, TlsFiles, TlsIdentity,
+};
 use crate::{
     address::PeerAddress,
     channel,
     tls::{ClientTls, ServerTls},
+    v1::{GetModelRequest, inference_service_client::InferenceServiceClient},
 };
 
 const SOON: Duration = Duration::from_secs(20);
@@ -364,4 +367,20 @@ async fn new_files_count_from_the_next_connection_on() {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+#[tokio::test]
+async fn whoever_does_not_answer_probes_is_left() {
+    // Its kernel accepts, and nothing ever reads.
+    let stopped = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address: PeerAddress = stopped.local_addr().unwrap().to_string().parse().unwrap();
+    let moment = Duration::from_millis(50);
+    // By the usual times the call would take longer than SOON.
+    let dialer =
+        Dialer::plaintext().with_keepalive(Keepalive { interval: moment, timeout: moment });
+    let channel = dialer.connect(&address, SOON).await.unwrap();
+    let mut client = InferenceServiceClient::new(channel);
+    let asked = tokio::time::timeout(SOON, client.get_model(GetModelRequest {})).await;
+    let status = asked.expect("the connection is given up").unwrap_err();
+    assert!(status.details().is_empty(), "no server said this: {status:?}");
 }

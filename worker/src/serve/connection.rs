@@ -16,6 +16,7 @@ use shimmer_proto::{
         SessionRequest,
         expert_service_server::{ExpertService, ExpertServiceServer},
     },
+    flood::Flood,
     limits::MAX_MESSAGE_BYTES,
     tls::{AcceptError, Acceptor, PeerStream},
 };
@@ -44,6 +45,8 @@ pub(super) struct Shared {
     pub(super) seats: Arc<Seats>,
     pub(super) health: HealthServer<HealthService>,
     pub(super) acceptor: Acceptor,
+    /// Lines about sockets that became no connection.
+    pub(super) turned_away: Arc<Flood>,
 }
 
 /// Time that the work of a stream gets to end when the drain time is over.
@@ -63,14 +66,14 @@ pub(super) fn run(socket: TcpStream, peer: SocketAddr, shared: Shared) -> io::Re
         };
         match accepted {
             Ok(stream) => serve(stream, peer, shared).await,
-            Err(error) => turn_away(peer, &error, shared.core.counters()),
+            Err(error) => turn_away(peer, &error, shared.core.counters(), &shared.turned_away),
         }
         Ok(())
     })
 }
 
 /// Counts a socket that became no connection. Whoever only knocks, as probes of ports do, is not worth a line.
-fn turn_away(peer: SocketAddr, error: &AcceptError, counters: &Counters) {
+fn turn_away(peer: SocketAddr, error: &AcceptError, counters: &Counters, flood: &Flood) {
     match error {
         AcceptError::Closed => {
             tracing::debug!(%peer, %error, "connection");
@@ -79,13 +82,15 @@ fn turn_away(peer: SocketAddr, error: &AcceptError, counters: &Counters) {
         AcceptError::Late(_) => Counters::bump(&counters.connections_silent),
         _ => Counters::bump(&counters.handshakes_failed),
     }
-    tracing::warn!(%peer, reason = %error, "connection refused");
+    if let Some(more) = flood.line() {
+        tracing::warn!(%peer, reason = %error, more, "connection refused");
+    }
 }
 
 async fn serve(socket: PeerStream, peer: SocketAddr, shared: Shared) {
     let closed = CancellationToken::new();
     let called = Arc::new(AtomicBool::new(false));
-    let Shared { core, room, config, drain, seats, health, acceptor: _ } = shared;
+    let Shared { core, room, config, drain, seats, health, acceptor: _, turned_away: _ } = shared;
     let sessions = Sessions {
         shell: Shell {
             core: Arc::clone(&core),

@@ -171,6 +171,59 @@ fn a_join_is_acted_on_soon_and_a_loss_late() {
     assert_eq!(world.record().unwrap().reason, "left: a");
 }
 
+/// A leader that has just been started, and a placement of workers that it never saw.
+fn restarted(workers: &[&str]) -> World {
+    let mut world = settled(workers);
+    let (leader, _) = &world.coordinators[0];
+    let config = leader.config.clone();
+    world.coordinators[0].0 = Leader::new(config);
+    world.links.clear();
+    world
+}
+
+#[test]
+fn a_join_does_not_wait_for_the_dead() {
+    // Everything was stopped; other workers come.
+    let mut world = restarted(&["a", "b"]);
+    world.pass(seconds(2));
+    ["c", "d"].iter().for_each(|id| world.link(id, true));
+    world.pass(seconds(9));
+    assert_eq!(world.placed().0, 1, "the others may come back");
+    let hindrance = world.ask(0).hindrance;
+    assert_eq!(hindrance.as_deref(), Some("worker a has not been seen here and may come back"));
+    world.pass(seconds(2));
+    assert_eq!(world.placed(), (2, ids(&["c", "d"])));
+    assert_eq!(world.record().unwrap().reason, "joined: c, d; left: a, b");
+}
+
+#[test]
+fn whom_a_new_leader_never_saw_is_waited_for_as_any_other() {
+    let mut world = restarted(&["a", "b"]);
+    world.link("a", true);
+    world.pass(seconds(29));
+    assert_eq!(world.placed().0, 1, "nobody else needs a placement");
+    world.pass(seconds(3));
+    assert_eq!(world.placed(), (2, ids(&["a"])));
+    // It comes back in time.
+    let mut world = restarted(&["a", "b"]);
+    world.link("a", true);
+    world.pass(seconds(20));
+    world.link("b", true);
+    world.pass(seconds(60));
+    assert_eq!(world.placed().0, 1);
+}
+
+#[test]
+fn a_leader_that_is_deposed_goes_on_counting_whom_it_misses() {
+    let mut world = restarted(&["a", "b"]);
+    world.link("a", true);
+    for _ in 0..4 {
+        world.pass(seconds(9));
+        world.coordinators[0].1.expire_lease();
+    }
+    assert_eq!(world.placed(), (2, ids(&["a"])));
+}
+
 #[test]
 fn a_worker_whose_lease_lasts_is_waited_for_longer() {
     let mut world = settled(&["a", "b"]);

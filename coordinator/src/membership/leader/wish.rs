@@ -26,8 +26,8 @@ pub(super) struct Wish {
     pub(super) leaving: Vec<Candidate>,
     /// When the wish changes although nothing happens.
     pub(super) wake: Option<Instant>,
-    /// A worker that is still waited for and that nothing is known of.
-    pub(super) unknown: Option<String>,
+    /// Workers that are still waited for and that nothing is known of, ascending.
+    pub(super) unknown: Vec<String>,
 }
 
 impl Wish {
@@ -83,9 +83,10 @@ impl Wish {
             let since = *unseen.0.entry(id.clone()).or_insert(now);
             if wish.waits(since, replace_after, now) {
                 // Nothing is known that it could be placed by: it keeps what it has until its time is over.
-                wish.unknown = Some(id.clone());
+                wish.unknown.push(id.clone());
             }
         }
+        wish.unknown.sort();
         wish
     }
 

@@ -132,6 +132,29 @@ pub(super) struct Seat {
     orders: watch::Sender<Orders>,
 }
 
+/// What the placements say of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Placed {
+    /// One of them gives it experts.
+    Named,
+    /// The one in force does without it.
+    Omitted,
+    /// There is none.
+    Nowhere,
+}
+
+/// What a seat is reviewed by beside what it knows itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Surroundings {
+    pub(super) placed: Placed,
+    /// The workers are a list that does not change.
+    pub(super) fixed: bool,
+    /// No request is under way.
+    pub(super) idle: bool,
+    /// How long a worker that is gone without a goodbye is waited for.
+    pub(super) lost_for: Duration,
+}
+
 impl Seat {
     pub(super) fn new(id: Option<String>, address: Option<PeerAddress>) -> Self {
         let detail = if address.is_some() {
@@ -266,10 +289,11 @@ impl Seat {
         self.gone.filter(|_| is_lost).map(|since| since + lost_for)
     }
 
-    /// Decides what its link is to do. `placed`: there is a placement; `named`: one names the worker.
-    pub(super) fn review(&mut self, placed: bool, named: bool, fixed: bool, lost_for: Duration) {
-        let unplaced = placed && !named;
-        let is_gone = self.record.is_none() && !self.up && !named;
+    /// Decides what its link is to do.
+    pub(super) fn review(&mut self, around: &Surroundings) {
+        let Surroundings { placed, fixed, idle, lost_for } = *around;
+        let unplaced = placed == Placed::Omitted;
+        let is_gone = self.record.is_none() && !self.up && placed != Placed::Named;
         self.gone = is_gone.then(|| self.gone.unwrap_or_else(Instant::now));
         self.lane.set_leaving(self.is_leaving());
         // Who says goodbye is gone when its session is, and may come back.
@@ -280,6 +304,9 @@ impl Seat {
             Some(self.absence(lost_for))
         } else if is_leaving && unplaced {
             Some((LinkState::Draining, "drained: it holds no experts any more".to_owned()))
+        } else if idle && self.said_goodbye && self.up {
+            // Nobody waits for anything that it computes, and what comes later is rescued as after any loss.
+            Some((LinkState::Left, "left while no request was under way".to_owned()))
         } else {
             None
         };

@@ -230,6 +230,51 @@ fn who_says_goodbye_may_come_back() {
 }
 
 #[test]
+fn who_says_goodbye_while_nothing_runs_is_let_go_at_once() {
+    // The only worker of a list: nobody could take over.
+    let (board, seats) = listed(1);
+    board.greet(0, 1, &hello("a", 1.0)).unwrap();
+    force(&board, 1, &["a"]);
+    serve(&board, &seats[0], 1);
+    board.set_running(true);
+    board.tell_leaving(0);
+    assert_eq!(hold(&seats[0]), None, "a request runs");
+    board.set_running(false);
+    assert_eq!(hold(&seats[0]), Some(LinkState::Lost), "the request has ended");
+    board.set_running(true);
+    assert_eq!(hold(&seats[0]), None, "it has not gone yet, and is needed again");
+    board.set_running(false);
+    board.tell_ended(0, LinkState::Lost, "left");
+    assert_eq!(hold(&seats[0]), None, "it is called back");
+    board.greet(0, 2, &hello("a", 1.0)).unwrap();
+    assert_eq!(hold(&seats[0]), None, "it is there again and stays");
+
+    // Whoever only an operator wants to leave serves on until others have its experts.
+    let board = super::tests::board(false, &[]);
+    let both = [("workers/a", record("x:1", false)), ("workers/b", record("y:1", false))];
+    let seats = board.follow(&snapshot(1, &both));
+    board.greet(0, 1, &hello("a", 1.0)).unwrap();
+    force(&board, 1, &["a", "b"]);
+    board.set_running(false);
+    let drained = [both.as_slice(), &[("drains/a", String::new())]].concat();
+    board.follow(&snapshot(2, &drained));
+    assert!(seats[0].lane.is_leaving() && hold(&seats[0]).is_none());
+}
+
+#[test]
+fn a_record_is_complained_of_once_for_each_version() {
+    let board = board(false, &[]);
+    let told = |revision: u64| board.lock().unreadable.0.get("workers/a") == Some(&revision);
+    let broken = |revision: u64| snapshot(revision, &[("workers/a", "{".to_owned())]);
+    board.follow(&broken(1));
+    assert!(told(1));
+    assert!(!board.lock().unreadable.is_news("workers/a", 1), "the same once more");
+    assert!(board.lock().unreadable.is_news("workers/a", 2), "another one");
+    board.follow(&snapshot(3, &[]));
+    assert!(!told(2) && board.lock().unreadable.is_news("workers/a", 2), "it was gone");
+}
+
+#[test]
 fn a_quarantine_lasts_until_the_store_says_otherwise() {
     let board = board(false, &[]);
     let there = ("workers/a", record("x:1", false));

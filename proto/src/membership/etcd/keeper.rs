@@ -47,10 +47,33 @@ pub(super) struct Keeper {
     put_at: Instant,
     /// What the log has said of keys that others hold.
     told: BTreeSet<String>,
-    /// The log has said that etcd refuses what this member needs.
-    refused: bool,
+    /// What the log has said that etcd refuses.
+    refusals: Refusals,
     /// Whether the store was away when last looked at.
     away: bool,
+}
+
+/// What a member needs of etcd. One may be granted while the other is refused: whoever may have a lease may have no rights to
+/// the cluster's keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Need {
+    Lease,
+    Keys,
+}
+
+/// A refusal is said once, until the same need is met.
+#[derive(Debug, Default)]
+struct Refusals(BTreeSet<Need>);
+
+impl Refusals {
+    /// Whether the refusal is news.
+    fn refused(&mut self, need: Need) -> bool {
+        self.0.insert(need)
+    }
+
+    fn met(&mut self, need: Need) {
+        self.0.remove(&need);
+    }
 }
 
 /// What is to be done next.
@@ -72,7 +95,7 @@ impl Keeper {
             waits: Backoff::new(WAIT_MIN, shared.config.longest_wait(), seed ^ 0xacce_55ed),
             put_at: now,
             told: BTreeSet::new(),
-            refused: false,
+            refusals: Refusals::default(),
             away: false,
             shared,
         }
@@ -162,7 +185,7 @@ impl Keeper {
         let now = Instant::now();
         match (answer, action) {
             (Ok(()), _) => {
-                self.refused = false;
+                self.refusals.met(Need::Lease);
                 self.announcements.retry();
             }
             (Err(Failure::LeaseGone), Action::Renew(id)) => {
@@ -173,7 +196,7 @@ impl Keeper {
                 self.lease.lost(id, now);
             }
             (Err(failure), _) => {
-                self.tell_refused(&failure);
+                self.tell_refused(&failure, Need::Lease);
                 self.lease.failed(now);
             }
         }
@@ -193,6 +216,7 @@ impl Keeper {
         match answer {
             Ok(response) => {
                 self.waits.succeed();
+                self.refusals.met(Need::Keys);
                 let revision = response.header().map_or(0, |header| number(header.revision()));
                 if response.succeeded() {
                     self.announcements.written(change, lease, revision);
@@ -202,7 +226,7 @@ impl Keeper {
             }
             Err(Failure::LeaseGone) => self.lease.lost(lease, now),
             Err(failure) => {
-                self.tell_refused(&failure);
+                self.tell_refused(&failure, Need::Keys);
                 self.put_at = now + self.waits.fail();
             }
         }
@@ -261,11 +285,32 @@ impl Keeper {
     }
 
     /// A refusal that no waiting ends; the watch tells of stores that are away.
-    fn tell_refused(&mut self, failure: &Failure) {
-        if let Failure::Refused(cause) = failure
-            && !std::mem::replace(&mut self.refused, true)
-        {
-            tracing::error!(cause, "the membership store refuses this member's lease or keys");
+    fn tell_refused(&mut self, failure: &Failure, need: Need) {
+        let Failure::Refused(cause) = failure else { return };
+        if self.refusals.refused(need) {
+            let what = match need {
+                Need::Lease => "lease",
+                Need::Keys => "keys",
+            };
+            tracing::error!(cause, "the membership store refuses this member's {what}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_are_refused_are_told_once_however_often_the_lease_is_granted() {
+        let mut refusals = Refusals::default();
+        assert!(refusals.refused(Need::Keys));
+        for _ in 0..3 {
+            refusals.met(Need::Lease);
+            assert!(!refusals.refused(Need::Keys));
+        }
+        assert!(refusals.refused(Need::Lease), "another need");
+        refusals.met(Need::Keys);
+        assert!(refusals.refused(Need::Keys), "it was met meanwhile");
     }
 }
