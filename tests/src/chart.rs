@@ -87,14 +87,28 @@ impl Tools {
         command
     }
 
-    /// Renders a chart with these arguments: its objects, or what Helm says against it.
+    /// Renders a chart as the release `rel` with these arguments: its objects, or what Helm says against it.
     ///
     /// # Errors
     /// Helm refuses.
     pub fn render(&self, helm: Helm, chart: &Path, args: &[&str]) -> Result<Vec<Value>, String> {
+        self.render_release(helm, "rel", chart, args)
+    }
+
+    /// Renders a chart as a release of this name.
+    ///
+    /// # Errors
+    /// Helm refuses.
+    pub fn render_release(
+        &self,
+        helm: Helm,
+        name: &str,
+        chart: &Path,
+        args: &[&str],
+    ) -> Result<Vec<Value>, String> {
         let home = tempfile::tempdir().expect("a directory for Helm");
         let mut command = self.helm(helm, home.path());
-        command.args(["template", "rel"]).arg(chart).args(["--namespace", "models"]).args(args);
+        command.args(["template", name]).arg(chart).args(["--namespace", "models"]).args(args);
         let output = output(&mut command);
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());

@@ -3,8 +3,11 @@
 //! No cluster is to be had here. Helm, kubectl's types and the schemas of Kubernetes are the real ones; rules of our own
 //! look at what none of them sees, and an API server is played by [`shimmer_tests::mock_api`].
 
+mod alerting;
+mod arguments;
 mod lifecycle;
 mod mutations;
+mod platforms;
 mod program;
 mod readme;
 mod rendering;

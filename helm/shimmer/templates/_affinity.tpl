@@ -12,7 +12,7 @@ affinity:
     requiredDuringSchedulingIgnoredDuringExecution:
       nodeSelectorTerms:
         - matchExpressions:
-            - key: {{ $pool.gpu.typeLabel }}
+            - key: {{ $pool.gpu.typeLabel | quote }}
               operator: In
               values:
                 {{- toYaml $pool.gpu.types | nindent 16 }}

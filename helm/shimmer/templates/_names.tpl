@@ -28,13 +28,13 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* What selectors look for. Arguments: root, component, and pool where there is one. */ -}}
+{{- /* What selectors look for, in quotes: a release may be called "true" or "12". Arguments: root, component, and pool where there is one. */ -}}
 {{- define "shimmer.selector" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .pool }}
-shimmer/pool: {{ . }}
+shimmer/pool: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -51,8 +51,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{- /* Metadata of an object. Further arguments: name, annotations, more labels. */ -}}
 {{- define "shimmer.metadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "shimmer.labels" . | nindent 2 }}
   {{- with .labels }}
@@ -74,9 +74,9 @@ annotations:
 {{- /* Arguments: image (values) and the tag when none is given. */ -}}
 {{- define "shimmer.image" -}}
 {{- if .image.digest -}}
-{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest | quote -}}
 {{- else -}}
-{{- printf "%s:%s" .image.repository (default .tag .image.tag) -}}
+{{- printf "%s:%s" .image.repository (default .tag .image.tag) | quote -}}
 {{- end -}}
 {{- end -}}
 
@@ -107,11 +107,10 @@ ipFamilies:
 {{- end -}}
 {{- end -}}
 
-{{- /* Memory in MiB. */ -}}
-{{- define "shimmer.mebibytes" -}}
-{{- $number := regexFind "^[0-9]+" . | int64 -}}
-{{- if hasSuffix "Ti" . -}}{{- mul $number 1048576 -}}
-{{- else if hasSuffix "Gi" . -}}{{- mul $number 1024 -}}
-{{- else -}}{{- $number -}}
-{{- end -}}
+{{- /* Bytes of a quantity of Kubernetes (48Gi) or of a size of the program (48GiB, 1.5TB). */ -}}
+{{- define "shimmer.bytes" -}}
+{{- $units := dict "" 1 "KB" 1000 "MB" 1000000 "GB" 1000000000 "TB" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $number := regexFind "^[0-9.]+" . -}}
+{{- $unit := trimPrefix $number . -}}
+{{- mulf (float64 $number) (get $units (hasKey $units $unit | ternary $unit (trimSuffix "B" $unit))) | floor | int64 -}}
 {{- end -}}

@@ -10,8 +10,9 @@
 {{- mergeOverwrite (deepCopy .root.Values.model) (deepCopy (default (dict) .values.model)) | toYaml -}}
 {{- end -}}
 
+{{- /* Arguments: root, values; only workers choose a profile of system calls. */ -}}
 {{- define "shimmer.podSecurity" -}}
-{{- $given := .Values.podSecurityContext -}}
+{{- $given := .root.Values.podSecurityContext -}}
 {{- $root := and (hasKey $given "runAsUser") (not (kindIs "invalid" $given.runAsUser)) (eq (int $given.runAsUser) 0) -}}
 runAsNonRoot: {{ not $root }}
 {{- range $key := list "runAsUser" "runAsGroup" "fsGroup" }}
@@ -22,8 +23,13 @@ runAsNonRoot: {{ not $root }}
 {{- if and (hasKey $given "fsGroup") (not (kindIs "invalid" $given.fsGroup)) }}
 fsGroupChangePolicy: {{ $given.fsGroupChangePolicy }}
 {{- end }}
+{{- with default (dict "type" "RuntimeDefault") .values.seccompProfile }}
 seccompProfile:
-  type: RuntimeDefault
+  type: {{ .type }}
+  {{- with .localhostProfile }}
+  localhostProfile: {{ . | quote }}
+  {{- end }}
+{{- end }}
 {{- end -}}
 
 {{- /* Argument: names of capabilities to add. */ -}}
@@ -111,16 +117,16 @@ readinessProbe:
 {{- if .directory -}}{{- printf "/model/%s" .directory -}}{{- else -}}/model{{- end -}}
 {{- end -}}
 
-{{- /* Flags that both roles have; coordinators decide what is traced. Arguments: root, component, values, model. */ -}}
+{{- /* Flags that both roles have, in quotes where a value is free text; coordinators decide what is traced. Arguments: root, component, values, model. */ -}}
 {{- define "shimmer.commonArgs" -}}
 {{- $values := .root.Values -}}
-- --container={{ include "shimmer.container" .model }}
+- {{ printf "--container=%s" (include "shimmer.container" .model) | quote }}
 - --listen=[::]:{{ int .values.port }}
 - --metrics-listen=[::]:{{ int .values.metricsPort }}
 - --id=$(POD_NAME)
 - --drain-timeout={{ int .values.drainSeconds }}s
-- --cluster={{ include "shimmer.clusterName" .root }}
-- --etcd={{ include "shimmer.etcdEndpoints" .root }}
+- {{ printf "--cluster=%s" (include "shimmer.clusterName" .root) | quote }}
+- {{ printf "--etcd=%s" (include "shimmer.etcdEndpoints" .root) | quote }}
 - --lease={{ $values.etcd.lease }}
 {{- if $values.etcd.tls.secretName }}
 - --etcd-ca=/etc/shimmer/etcd-tls/ca.crt
@@ -130,7 +136,7 @@ readinessProbe:
 {{- end }}
 {{- end }}
 {{- if and (eq $values.etcd.mode "external") $values.etcd.external.auth.user }}
-- --etcd-user={{ $values.etcd.external.auth.user }}
+- {{ printf "--etcd-user=%s" $values.etcd.external.auth.user | quote }}
 - --etcd-password-file=/etc/shimmer/etcd-auth/password
 {{- end }}
 {{- if $values.tls.enabled }}
@@ -138,11 +144,11 @@ readinessProbe:
 - --tls-cert=/etc/shimmer/tls/tls.crt
 - --tls-key=/etc/shimmer/tls/tls.key
 {{- end }}
-- --log={{ $values.log.filter }}
+- {{ printf "--log=%s" $values.log.filter | quote }}
 - --log-format={{ $values.log.format }}
 {{- with $values.tracing }}
 {{- if .endpoint }}
-- --otlp-endpoint={{ .endpoint }}
+- {{ printf "--otlp-endpoint=%s" .endpoint | quote }}
 - --otlp-protocol={{ .protocol }}
 {{- if eq $.component "coordinator" }}
 - --trace-sample={{ include "shimmer.text" .samplePercent }}
@@ -150,7 +156,7 @@ readinessProbe:
 {{- end }}
 {{- end }}
 {{- range $key, $value := .values.settings }}
-- --{{ $key }}={{ include "shimmer.text" $value }}
+- {{ printf "--%s=%s" $key (include "shimmer.text" $value) | quote }}
 {{- end }}
 {{- end -}}
 
@@ -186,14 +192,14 @@ ephemeral volume elsewhere (ephemeral: true). */ -}}
 {{- if eq $model.type "claim" }}
 - name: model
   persistentVolumeClaim:
-    claimName: {{ $model.claim.name }}
+    claimName: {{ $model.claim.name | quote }}
     {{- if not $download }}
     readOnly: true
     {{- end }}
 {{- else if eq $model.type "hostPath" }}
 - name: model
   hostPath:
-    path: {{ $model.hostPath.path }}
+    path: {{ $model.hostPath.path | quote }}
     type: {{ ternary "DirectoryOrCreate" "Directory" (ne $download "") }}
 {{- else if eq $model.type "emptyDir" }}
 - name: model
@@ -209,22 +215,22 @@ ephemeral volume elsewhere (ephemeral: true). */ -}}
 {{- if .root.Values.tls.enabled }}
 - name: tls
   secret:
-    secretName: {{ .tlsSecret }}
+    secretName: {{ .tlsSecret | quote }}
     defaultMode: 0440
 {{- end }}
 {{- with .root.Values.etcd.tls.secretName }}
 - name: etcd-tls
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- if and (eq .root.Values.etcd.mode "external") .root.Values.etcd.external.auth.user }}
 - name: etcd-auth
   secret:
-    secretName: {{ .root.Values.etcd.external.auth.secretName }}
+    secretName: {{ .root.Values.etcd.external.auth.secretName | quote }}
     defaultMode: 0440
     items:
-      - key: {{ .root.Values.etcd.external.auth.key }}
+      - key: {{ .root.Values.etcd.external.auth.key | quote }}
         path: password
 {{- end }}
 {{- with .values.extraVolumes }}
@@ -236,7 +242,7 @@ ephemeral volume elsewhere (ephemeral: true). */ -}}
 {{- define "shimmer.claimSpec" -}}
 accessModes: [ReadWriteOnce]
 {{- with .storageClassName }}
-storageClassName: {{ . }}
+storageClassName: {{ . | quote }}
 {{- end }}
 resources:
   requests:
@@ -277,7 +283,7 @@ podAffinity:
   preferredDuringSchedulingIgnoredDuringExecution:
     - weight: 50
       podAffinityTerm:
-        topologyKey: {{ .Values.rackAffinity }}
+        topologyKey: {{ .Values.rackAffinity | quote }}
         labelSelector:
           matchExpressions:
             - key: app.kubernetes.io/instance
@@ -295,7 +301,7 @@ podAffinity:
 topologySpreadConstraints:
   {{- range . }}
   - maxSkew: 1
-    topologyKey: {{ . }}
+    topologyKey: {{ . | quote }}
     whenUnsatisfiable: ScheduleAnyway
     labelSelector:
       matchLabels:
@@ -306,17 +312,17 @@ topologySpreadConstraints:
 
 {{- /* The first lines of every pod's spec. Arguments: root, values. */ -}}
 {{- define "shimmer.podSpec" -}}
-serviceAccountName: {{ include "shimmer.serviceAccount" .root }}
+serviceAccountName: {{ include "shimmer.serviceAccount" .root | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- with .values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector:
@@ -327,5 +333,17 @@ tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
-  {{- include "shimmer.podSecurity" .root | nindent 2 }}
+  {{- include "shimmer.podSecurity" . | nindent 2 }}
+{{- end -}}
+
+{{- /* Spec of a disruption budget. A pod that is not ready serves nobody, and would hold up the drain of its node for as
+long as it stays so. Arguments: those of a selector, and maxUnavailable. */ -}}
+{{- define "shimmer.budget" -}}
+maxUnavailable: {{ include "shimmer.text" .maxUnavailable }}
+{{- if semverCompare ">=1.27.0-0" .root.Capabilities.KubeVersion.Version }}
+unhealthyPodEvictionPolicy: AlwaysAllow
+{{- end }}
+selector:
+  matchLabels:
+    {{- include "shimmer.selector" . | nindent 4 }}
 {{- end -}}

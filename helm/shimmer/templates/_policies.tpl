@@ -1,11 +1,14 @@
+{{- /* Ports are those of the pods: policies see a connection behind the address of its service. */ -}}
 {{- define "shimmer.egressNames" -}}
 - to:
-    {{- toYaml .Values.networkPolicy.dns | nindent 4 }}
+    {{- toYaml .Values.networkPolicy.dns.to | nindent 4 }}
   ports:
-    - port: 53
+    {{- range .Values.networkPolicy.dns.ports }}
+    - port: {{ int . }}
       protocol: UDP
-    - port: 53
+    - port: {{ int . }}
       protocol: TCP
+    {{- end }}
 {{- end -}}
 
 {{- /* The port of a URL. Argument: the URL. */ -}}

@@ -96,22 +96,22 @@ fn the_readme_lists_every_value() {
 #[test]
 fn every_value_is_described() {
     let text = fs::read_to_string(chart_directory().join("values.yaml")).unwrap();
-    let mut before = "";
+    let (mut before, mut block) = ("", usize::MAX);
     let mut plain = Vec::new();
     for line in text.lines() {
         let bare = line.trim_start();
+        let depth = line.len() - bare.len();
+        let described = before.trim_start().starts_with("# -- ");
+        before = line;
+        // What stands below a described key is its default.
+        if depth > block || (bare.starts_with('-') && depth >= block) {
+            continue;
+        }
+        block = if described && bare.ends_with(':') { depth } else { usize::MAX };
         let has_default = bare.split_once(": ").is_some() && !bare.starts_with(['#', '-']);
-        let inside = line.starts_with("      ") && bare.starts_with("k8s-app");
-        // Labels of a default are no values of their own.
-        let label = bare.starts_with("grafana_dashboard")
-            || bare.starts_with("namespaceSelector")
-            || bare.starts_with("replicas: 2")
-            || inside
-            || bare.starts_with("k8s-app");
-        if has_default && !before.trim_start().starts_with("# -- ") && !label {
+        if has_default && !described {
             plain.push(line);
         }
-        before = line;
     }
     assert!(plain.is_empty(), "without a description:\n{}", plain.join("\n"));
 }

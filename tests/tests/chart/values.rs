@@ -55,7 +55,7 @@ fn the_schema_refuses_unknown_keys_everywhere() {
     // What Kubernetes itself defines (peers, tolerations, volumes), and Helm's own `global`.
     let of_kubernetes = [
         "/definitions/objects/items",
-        "/properties/networkPolicy/properties/dns/items",
+        "/properties/networkPolicy/properties/dns/properties/to/items",
         "/properties/global",
     ];
     for (path, object) in found {

@@ -171,7 +171,9 @@ pub(super) fn port_findings(release: &Release<'_>) -> Vec<String> {
             .kind("Service")
             .filter(|service| matches(&selector, &labels(&service["metadata"]["labels"])))
             .collect();
-        if services.len() != 2 {
+        // Of coordinators, of workers, and of an etcd of this release.
+        let etcd = release.pods.iter().any(|pod| pod.owner["kind"] != "Pod" && !pod.is_ours());
+        if services.len() != 2 + usize::from(etcd) {
             findings.push(format!("{} finds {} services", describe(monitor), services.len()));
         }
         for (service, endpoint) in services
