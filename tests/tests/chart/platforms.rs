@@ -73,11 +73,13 @@ fn workers_alone_leave_the_default_profile_of_system_calls() {
 fn of_names(policy: &Value) -> Vec<(BTreeSet<String>, &Value)> {
     let rules = policy["spec"]["egress"].as_array().unwrap().iter();
     let by_number = rules.filter(|rule| rule["ports"][0]["protocol"] == "UDP");
-    let ports = |rule: &Value| {
+    let ports = |rule: &Value| -> BTreeSet<String> {
         let ports = rule["ports"].as_array().unwrap().iter();
-        ports.map(|port| format!("{}/{}", port["port"], port["protocol"].as_str().unwrap()))
+        let text =
+            |port: &Value| format!("{}/{}", port["port"], port["protocol"].as_str().unwrap());
+        ports.map(text).collect()
     };
-    by_number.map(|rule| (ports(rule).collect(), &rule["to"])).collect()
+    by_number.map(|rule| (ports(rule), &rule["to"])).collect()
 }
 
 #[test]
