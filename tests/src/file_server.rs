@@ -121,7 +121,17 @@ fn converse(
     ended: &AtomicBool,
 ) -> std::io::Result<()> {
     let mut reader = BufReader::new(socket);
-    while let Some(mut request) = read(&mut reader)? {
+    loop {
+        let mut request = match read(&mut reader) {
+            Ok(Some(request)) => request,
+            Ok(None) => return Ok(()),
+            // What is no text, as a TLS handshake, is answered as servers do.
+            Err(error) => {
+                let mut socket = socket;
+                socket.write_all(b"HTTP/1.1 400 x\r\nconnection: close\r\n\r\n")?;
+                return Err(error);
+            }
+        };
         {
             let mut seen = requests.lock().unwrap_or_else(PoisonError::into_inner);
             request.before = seen.iter().filter(|it| it.path == request.path).count();
@@ -131,7 +141,6 @@ fn converse(
             return Ok(());
         }
     }
-    Ok(())
 }
 
 fn read(reader: &mut impl BufRead) -> std::io::Result<Option<Request>> {
