@@ -27,6 +27,7 @@ use super::{
     ClusterModel,
     lane::Lane,
     plans::Plans,
+    stage::Stage,
     status::{ClusterStatus, LinkState},
 };
 use crate::{
@@ -51,6 +52,8 @@ pub(super) struct Board {
     fixed: bool,
     /// How long a worker that is gone keeps its seat when all are taken.
     seat_kept: Duration,
+    /// Tells the time.
+    stage: Stage,
 }
 
 #[derive(Debug, Default)]
@@ -81,7 +84,13 @@ pub(super) struct NewSeat {
 }
 
 impl Board {
-    pub(super) fn new(model: &ClusterModel, own: &[u32], fixed: bool, seat_kept: Duration) -> Self {
+    pub(super) fn new(
+        model: &ClusterModel,
+        own: &[u32],
+        fixed: bool,
+        seat_kept: Duration,
+        stage: Stage,
+    ) -> Self {
         Self {
             state: Mutex::default(),
             plans: watch::Sender::default(),
@@ -91,6 +100,7 @@ impl Board {
             layers: model.layers.iter().map(|l| (l.layer, own.contains(&l.layer))).collect(),
             fixed,
             seat_kept,
+            stage,
         }
     }
 
@@ -190,7 +200,7 @@ impl Board {
     ) -> Option<(usize, Option<NewSeat>)> {
         let worker = state.seats.len();
         if worker == MAX_WORKERS {
-            let now = Instant::now();
+            let now = self.stage.now();
             let is_kept = |seat: &Seat| seat.id.as_deref().is_some_and(|id| kept.contains(&id));
             let vacant = (0..).zip(&state.seats).filter(|(_, seat)| !self.fixed && !is_kept(seat));
             let vacant = vacant.filter_map(|(index, seat)| {
@@ -205,7 +215,7 @@ impl Board {
                     now = id.map(shown),
                     "the seat of a worker that is gone is given to another one"
                 );
-                seat.pass_on(id.map(str::to_owned), address);
+                seat.pass_on(id.map(str::to_owned), address, now);
                 return Some((index, None));
             }
             let worker = id.map(shown).or_else(|| Some(address?.to_string())).unwrap_or_default();
@@ -215,7 +225,7 @@ impl Board {
             );
             return None;
         }
-        let seat = Seat::new(id.map(str::to_owned), address);
+        let seat = Seat::new(id.map(str::to_owned), address, self.stage.now());
         let new = NewSeat { worker, lane: Arc::clone(&seat.lane), orders: seat.orders() };
         state.seats.push(seat);
         Some((worker, Some(new)))
@@ -267,7 +277,7 @@ impl Board {
             // The worker has moved to another address of the list.
             seat.forget();
         }
-        state.seats[worker].greet(hello, session);
+        state.seats[worker].greet(hello, session, self.stage.now());
         self.review(&mut state);
         Ok(())
     }
@@ -275,8 +285,9 @@ impl Board {
     /// Recomputes what follows from the seats, under their lock.
     fn review(&self, state: &mut State) {
         let plans = self.plans.borrow().clone();
+        let now = self.stage.now();
         for (worker, seat) in state.seats.iter_mut().enumerate() {
-            seat.review(plans.in_force.is_some(), plans.names(worker), self.fixed);
+            seat.review(plans.in_force.is_some(), plans.names(worker), self.fixed, now);
         }
         let roster: Vec<Member> = state.seats.iter().map(Seat::member).collect();
         self.roster.send_if_modified(|old| {
@@ -374,7 +385,8 @@ impl Board {
 
     /// Tells that a worker cannot take what it was given.
     pub(super) fn tell_refused(&self, worker: usize, detail: &str) {
-        self.update(worker, |seat| seat.refuse(detail));
+        let now = self.stage.now();
+        self.update(worker, |seat| seat.refuse(detail, now));
     }
 
     /// Tells that a worker is about to leave.
@@ -384,8 +396,9 @@ impl Board {
 
     /// Tells that a session has ended.
     pub(super) fn tell_ended(&self, worker: usize, link: LinkState, detail: &str) {
+        let now = self.stage.now();
         self.update(worker, |seat| {
-            seat.ended();
+            seat.ended(now);
             (seat.link, seat.detail) = (link, detail.to_owned());
         });
     }

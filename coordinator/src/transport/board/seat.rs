@@ -133,7 +133,7 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    pub(super) fn new(id: Option<String>, address: Option<PeerAddress>) -> Self {
+    pub(super) fn new(id: Option<String>, address: Option<PeerAddress>, now: Instant) -> Self {
         let detail = if address.is_some() {
             "not connected yet"
         } else {
@@ -150,7 +150,7 @@ impl Seat {
             hello: None,
             session: 0,
             up: false,
-            since: Instant::now(),
+            since: now,
             absent_layers: Arc::default(),
             link: LinkState::Connecting,
             detail: detail.to_owned(),
@@ -185,9 +185,10 @@ impl Seat {
     }
 
     /// Takes a hello.
-    pub(super) fn greet(&mut self, hello: &WorkerHello, session: u64) {
+    pub(super) fn greet(&mut self, hello: &WorkerHello, session: u64, now: Instant) {
+        let is_long_ago = |at: Instant| now.saturating_duration_since(at) > REFUSED_FOR;
         if self.hello.as_ref() != Some(hello)
-            || self.refused.as_ref().is_some_and(|(_, at)| at.elapsed() > REFUSED_FOR)
+            || self.refused.as_ref().is_some_and(|(_, at)| is_long_ago(*at))
         {
             self.refused = None;
         }
@@ -195,7 +196,7 @@ impl Seat {
         self.absent_layers = hello.absent_layers.as_slice().into();
         self.said_goodbye = hello.draining;
         self.hello = Some(hello.clone());
-        (self.session, self.up, self.since) = (session, true, Instant::now());
+        (self.session, self.up, self.since) = (session, true, now);
         (self.link, self.detail) = (LinkState::Loading, "waiting for a placement".to_owned());
     }
 
@@ -207,8 +208,13 @@ impl Seat {
     }
 
     /// Gives the seat to another worker. The link stays, and so do its counters: they are totals.
-    pub(super) fn pass_on(&mut self, id: Option<String>, address: Option<PeerAddress>) {
-        let before = std::mem::replace(self, Self::new(id, address));
+    pub(super) fn pass_on(
+        &mut self,
+        id: Option<String>,
+        address: Option<PeerAddress>,
+        now: Instant,
+    ) {
+        let before = std::mem::replace(self, Self::new(id, address, now));
         before.lane.set_usual(Duration::ZERO);
         (self.lane, self.orders) = (before.lane, before.orders);
         (self.session, self.holder) = (before.session, before.holder + 1);
@@ -222,14 +228,14 @@ impl Seat {
     }
 
     /// It cannot take what it was given.
-    pub(super) fn refuse(&mut self, detail: &str) {
-        self.refused = Some((detail.to_owned(), Instant::now()));
+    pub(super) fn refuse(&mut self, detail: &str, now: Instant) {
+        self.refused = Some((detail.to_owned(), now));
     }
 
     /// Its session is over.
-    pub(super) fn ended(&mut self) {
+    pub(super) fn ended(&mut self, now: Instant) {
         if std::mem::take(&mut self.up) {
-            self.since = Instant::now();
+            self.since = now;
         }
         self.ready = [0; 2];
         (self.experts, self.bytes) = (0, 0);
@@ -245,10 +251,10 @@ impl Seat {
     }
 
     /// Decides what its link is to do. `placed`: there is a placement; `named`: one names the worker.
-    pub(super) fn review(&mut self, placed: bool, named: bool, fixed: bool) {
+    pub(super) fn review(&mut self, placed: bool, named: bool, fixed: bool, now: Instant) {
         let unplaced = placed && !named;
         let is_gone = self.record.is_none() && !self.up && !named;
-        self.gone = is_gone.then(|| self.gone.unwrap_or_else(Instant::now));
+        self.gone = is_gone.then(|| self.gone.unwrap_or(now));
         self.lane.set_leaving(self.is_leaving());
         // Who says goodbye is gone when its session is, and may come back.
         let is_leaving = self.is_dismissed() || (self.said_goodbye && self.up);
