@@ -24,11 +24,7 @@ pub(super) struct HeatKeeper {
 }
 
 impl HeatKeeper {
-    pub(super) fn new(
-        model: &ClusterModel,
-        out: watch::Sender<HeatRecord>,
-        now: Instant,
-    ) -> Self {
+    pub(super) fn new(model: &ClusterModel, out: watch::Sender<HeatRecord>, now: Instant) -> Self {
         let experts = |of: &super::ClusterLayer| {
             (of.layer, u32::try_from(of.self_tests.len()).unwrap_or(u32::MAX))
         };

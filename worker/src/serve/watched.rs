@@ -6,33 +6,34 @@ use std::{
     task::{Context, Poll},
 };
 
-use shimmer_proto::tls::PeerStream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
+
+use super::port::PeerBytes;
 
 /// A peer's stream that cancels a token when it is dropped.
 #[derive(Debug)]
-pub(super) struct WatchedSocket {
-    stream: PeerStream,
+pub(super) struct WatchedSocket<S> {
+    stream: S,
     _closed: DropGuard,
 }
 
-impl WatchedSocket {
-    pub(super) fn new(stream: PeerStream, closed: CancellationToken) -> Self {
+impl<S> WatchedSocket<S> {
+    pub(super) fn new(stream: S, closed: CancellationToken) -> Self {
         Self { stream, _closed: closed.drop_guard() }
     }
 }
 
-impl Connected for WatchedSocket {
-    type ConnectInfo = TcpConnectInfo;
+impl<S: PeerBytes> Connected for WatchedSocket<S> {
+    type ConnectInfo = S::ConnectInfo;
 
-    fn connect_info(&self) -> TcpConnectInfo {
+    fn connect_info(&self) -> S::ConnectInfo {
         self.stream.connect_info()
     }
 }
 
-impl AsyncRead for WatchedSocket {
+impl<S: PeerBytes> AsyncRead for WatchedSocket<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -42,7 +43,7 @@ impl AsyncRead for WatchedSocket {
     }
 }
 
-impl AsyncWrite for WatchedSocket {
+impl<S: PeerBytes> AsyncWrite for WatchedSocket<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
