@@ -21,7 +21,7 @@ use std::{path::PathBuf, sync::Arc};
 use rustls::{ClientConfig, ServerConfig, pki_types::UnixTime};
 
 pub use accept::{AcceptError, Acceptor, PeerStream};
-pub use connect::{DialError, Dialer};
+pub use connect::{BothWays, Connecting, DialError, Dialer, Network};
 pub use refusal::{Refusal, refuse};
 
 use crate::followed::{FileError, Followed};

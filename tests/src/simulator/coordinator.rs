@@ -38,11 +38,11 @@ use tokio::sync::watch;
 use super::{
     DIGEST, EXPERTS, LAYERS, Mutation,
     arithmetic::HIDDEN,
-    dice::Dice,
     oracle::Oracle,
     transport::ModelTransport,
     worker::{ModelWorker, Order, Owned},
 };
+use crate::dice::Dice;
 
 /// Longest wait for a layer. Enough for two workers, one after the other, to be found silent.
 pub(super) const DEADLINE: Duration = Duration::from_secs(6);
