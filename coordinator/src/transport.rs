@@ -21,6 +21,7 @@ mod plans;
 mod probe;
 mod remote;
 mod session;
+mod stage;
 mod status;
 
 use std::time::Duration;
@@ -37,6 +38,7 @@ pub use counters::{RemoteCounters, RemoteObserver};
 pub use handle::ClusterHandle;
 pub use own::OwnExperts;
 pub use remote::RemoteWorkers;
+pub use stage::{SimulatedHost, Stage, Task};
 pub use status::{ClusterStatus, LinkState};
 
 /// Settings of the links to workers.
@@ -83,6 +85,8 @@ pub struct RemoteConfig {
     pub refused_retry: Duration,
     /// Threads that carry bytes; the workers are shared out over them.
     pub io_threads: usize,
+    /// Where the links run, and by which clock.
+    pub stage: Stage,
 }
 
 impl RemoteConfig {
@@ -118,6 +122,7 @@ impl Default for RemoteConfig {
             refused_retry: Duration::from_secs(5),
             // One moves more than a 10 Gbit/s network brings; more threads only fight for cores with the compute.
             io_threads: 1,
+            stage: Stage::Threads,
         }
     }
 }

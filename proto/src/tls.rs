@@ -22,7 +22,7 @@ use std::{path::PathBuf, sync::Arc};
 use rustls::{ClientConfig, ServerConfig, pki_types::UnixTime};
 
 pub use accept::{AcceptError, Acceptor, Companion, PeerStream};
-pub use connect::{DialError, Dialer, Keepalive};
+pub use connect::{BothWays, Connecting, DialError, Dialer, Keepalive, Network};
 pub use refusal::{Refusal, refuse};
 pub use web::{refusal_of, web_client};
 

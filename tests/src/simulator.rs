@@ -20,7 +20,6 @@
 
 mod arithmetic;
 mod coordinator;
-mod dice;
 mod events;
 mod faults;
 mod network;

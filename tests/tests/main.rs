@@ -28,6 +28,7 @@ mod protocol;
 mod resume;
 mod same_bytes;
 mod security;
+mod simulated_network;
 mod simulation;
 mod tidy;
 mod tiers;

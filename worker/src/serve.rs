@@ -5,29 +5,23 @@
 //! own thread and nothing else.
 
 mod apart;
+mod beside;
 mod connection;
 mod drain;
 mod loads;
+mod port;
 mod room;
 mod stream;
 mod watched;
 
-use std::{
-    io,
-    net::{SocketAddr, TcpListener as StdListener},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::TcpListener as StdListener, sync::Arc, time::Duration};
 
 use shimmer_proto::{
     expert::v1::expert_service_server::{ExpertService, ExpertServiceServer},
     flood::Flood,
     tls::{Acceptor, ServerTls},
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::mpsc,
-};
+use tokio::{net::TcpListener, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 use tonic_health::{
     pb::health_server::HealthServer,
@@ -35,7 +29,10 @@ use tonic_health::{
 };
 
 use crate::{counters::Counters, error::Error, expert_core::ExpertCore};
+pub use beside::Beside;
+pub use connection::Connection;
 use drain::{Drain, Seats};
+pub use port::{PeerBytes, Port};
 use room::WorkRoom;
 
 /// Limits and deadlines of the shell.
@@ -99,6 +96,18 @@ pub async fn serve(
         .set_nonblocking(true)
         .and_then(|()| TcpListener::from_std(listener))
         .map_err(failed)?;
+    serve_port(core, listener, config, shutdown).await;
+    Ok(())
+}
+
+/// As [`serve`], on a port that may be one of a simulation.
+pub async fn serve_port(
+    core: Arc<ExpertCore>,
+    port: impl Port,
+    config: ServeConfig,
+    shutdown: CancellationToken,
+) {
+    let beside = port.beside();
     let health = HealthReporter::new();
     let health_service = HealthServer::new(HealthService::from_health_reporter(health.clone()));
     health.set_serving::<ExpertServiceServer<NameOnly>>().await;
@@ -113,25 +122,25 @@ pub async fn serve(
         config,
         drain,
         seats,
+        beside,
         health: health_service,
         acceptor,
         turned_away: Arc::default(),
     };
-    // Every connection thread holds a clone of `open`; the channel ends when the last one has.
+    // Every connection holds a clone of `open`; the channel ends when the last one has.
     let (open, mut ended) = mpsc::channel::<()>(1);
-    let accepting = accept_all(&listener, &shared, open);
+    let accepting = accept_all(&port, &shared, open);
     tokio::select! {
         () = accepting => {}
         () = drained(&shared, &health, &shutdown) => {}
     }
     shared.drain.end();
-    drop(listener);
+    drop(port);
     // Each connection keeps its time itself; a computation may end a little later.
     let patience = connection::LAST_WORK * 2;
     if tokio::time::timeout(patience, ended.recv()).await.is_err() {
         tracing::warn!("connections did not end within the drain time");
     }
-    Ok(())
 }
 
 /// Waits until this worker is asked to stop, says so, and waits until it may.
@@ -152,12 +161,12 @@ async fn drained(
     }
 }
 
-/// Gives each connection a thread. A failing accept is a shortage that passes, never the end.
-async fn accept_all(listener: &TcpListener, shared: &connection::Shared, open: mpsc::Sender<()>) {
+/// Has each connection carried. A failing accept is a shortage that passes, never the end.
+async fn accept_all(port: &impl Port, shared: &connection::Shared, open: mpsc::Sender<()>) {
     let (counters, full) = (shared.core.counters(), Flood::default());
     for serial in 1u64.. {
         let (socket, peer) = loop {
-            match listener.accept().await {
+            match port.accept().await {
                 Ok(connection) => break connection,
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection");
@@ -174,26 +183,8 @@ async fn accept_all(listener: &TcpListener, shared: &connection::Shared, open: m
             }
             continue;
         }
-        spawn(serial, socket, peer, shared, open.clone());
-    }
-}
-
-fn spawn(
-    serial: u64,
-    socket: TcpStream,
-    peer: SocketAddr,
-    shared: &connection::Shared,
-    open: mpsc::Sender<()>,
-) {
-    let shared = shared.clone();
-    let run = move || {
-        if let Err(error) = connection::run(socket, peer, shared) {
-            tracing::warn!(%peer, %error, "connection");
-        }
-        drop(open);
-    };
-    if let Err(error) = std::thread::Builder::new().name(format!("peer-{serial}")).spawn(run) {
-        tracing::warn!(%peer, %error, "starting a thread for a connection; closing it");
+        let connection = Connection { serial, peer, shared: shared.clone(), _open: open.clone() };
+        port.carry(socket, connection);
     }
 }
 

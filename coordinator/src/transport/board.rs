@@ -28,6 +28,7 @@ use super::{
     ClusterModel,
     lane::Lane,
     plans::Plans,
+    stage::Stage,
     status::{ClusterStatus, LinkState},
 };
 use crate::{
@@ -58,6 +59,8 @@ pub(super) struct Board {
     seat_kept: Duration,
     /// [`LOST_FOR`].
     lost_for: Duration,
+    /// Tells the time.
+    stage: Stage,
 }
 
 #[derive(Debug, Default)]
@@ -108,7 +111,13 @@ pub(super) struct NewSeat {
 }
 
 impl Board {
-    pub(super) fn new(model: &ClusterModel, own: &[u32], fixed: bool, seat_kept: Duration) -> Self {
+    pub(super) fn new(
+        model: &ClusterModel,
+        own: &[u32],
+        fixed: bool,
+        seat_kept: Duration,
+        stage: Stage,
+    ) -> Self {
         Self {
             state: Mutex::default(),
             plans: watch::Sender::default(),
@@ -119,6 +128,7 @@ impl Board {
             fixed,
             seat_kept,
             lost_for: LOST_FOR,
+            stage,
         }
     }
 
@@ -220,7 +230,7 @@ impl Board {
     ) -> Option<(usize, Option<NewSeat>)> {
         let worker = state.seats.len();
         if worker == MAX_WORKERS {
-            let now = Instant::now();
+            let now = self.stage.now();
             let is_kept = |seat: &Seat| seat.id.as_deref().is_some_and(|id| kept.contains(&id));
             let vacant = (0..).zip(&state.seats).filter(|(_, seat)| !self.fixed && !is_kept(seat));
             let vacant = vacant.filter_map(|(index, seat)| {
@@ -235,7 +245,7 @@ impl Board {
                     now = id.map(shown),
                     "the seat of a worker that is gone is given to another one"
                 );
-                seat.pass_on(id.map(str::to_owned), address);
+                seat.pass_on(id.map(str::to_owned), address, now);
                 return Some((index, None));
             }
             let worker = id.map(shown).or_else(|| Some(address?.to_string())).unwrap_or_default();
@@ -245,7 +255,7 @@ impl Board {
             );
             return None;
         }
-        let seat = Seat::new(id.map(str::to_owned), address);
+        let seat = Seat::new(id.map(str::to_owned), address, self.stage.now());
         let new = NewSeat { worker, lane: Arc::clone(&seat.lane), orders: seat.orders() };
         state.seats.push(seat);
         Some((worker, Some(new)))
@@ -300,7 +310,7 @@ impl Board {
             // The worker has moved to another address of the list.
             seat.forget();
         }
-        state.seats[worker].greet(hello, session);
+        state.seats[worker].greet(hello, session, self.stage.now());
         self.review(&mut state);
         Ok(())
     }
@@ -308,6 +318,7 @@ impl Board {
     /// Recomputes what follows from the seats, under their lock.
     fn review(&self, state: &mut State) {
         let plans = self.plans.borrow().clone();
+        let now = self.stage.now();
         for (worker, seat) in state.seats.iter_mut().enumerate() {
             let placed = match plans.in_force {
                 _ if plans.names(worker) => Placed::Named,
@@ -315,7 +326,7 @@ impl Board {
                 None => Placed::Nowhere,
             };
             let (fixed, idle, lost_for) = (self.fixed, state.idle, self.lost_for);
-            seat.review(&Surroundings { placed, fixed, idle, lost_for });
+            seat.review(&Surroundings { placed, fixed, idle, lost_for, now });
         }
         let roster: Vec<Member> = state.seats.iter().map(Seat::member).collect();
         self.roster.send_if_modified(|old| {
@@ -420,7 +431,8 @@ impl Board {
 
     /// Tells that a worker cannot take what it was given.
     pub(super) fn tell_refused(&self, worker: usize, detail: &str) {
-        self.update(worker, |seat| seat.refuse(detail));
+        let now = self.stage.now();
+        self.update(worker, |seat| seat.refuse(detail, now));
     }
 
     /// Tells that a worker is about to leave.
@@ -430,8 +442,9 @@ impl Board {
 
     /// Tells that a session has ended.
     pub(super) fn tell_ended(&self, worker: usize, link: LinkState, detail: &str) {
+        let now = self.stage.now();
         self.update(worker, |seat| {
-            seat.ended();
+            seat.ended(now);
             (seat.link, seat.detail) = (link, detail.to_owned());
         });
     }

@@ -47,19 +47,17 @@ const QUARANTINE_RETRY: Duration = Duration::from_secs(1);
 /// Least time from one look to the next without any news: a core that is never content must not take a whole processor.
 const LOOKS_APART: Duration = Duration::from_millis(5);
 
-/// Starts the thread; it ends at shutdown.
+/// Starts the task; it ends at shutdown. Its thread, if it has one.
 pub(super) fn start(
     ground: Ground,
     store: Arc<dyn MembershipStore>,
     carriers: Carriers,
     heat: watch::Receiver<HeatRecord>,
     orders: mpsc::Receiver<RebalanceOrder>,
-) -> io::Result<JoinHandle<()>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+) -> io::Result<Option<JoinHandle<()>>> {
+    let stage = ground.config.stage.clone();
     let control = Control::new(ground, store, carriers);
-    std::thread::Builder::new()
-        .name("placement".to_owned())
-        .spawn(move || runtime.block_on(control.run(heat, orders)))
+    stage.run("placement".to_owned(), move || control.run(heat, orders))
 }
 
 type Outcome = Result<Written, StoreError>;
@@ -156,7 +154,7 @@ impl Control {
             };
             self.carriers.take(self.ground.board.follow(&snapshot));
             let seats = facts.borrow_and_update().clone();
-            let now = Instant::now();
+            let now = self.ground.config.stage.now();
             let (duty, wake) = self.consider(&snapshot, &seats, offered, now);
             if self.told != (in_force, self.followed.follows()) {
                 self.told = (in_force, self.followed.follows());
@@ -358,7 +356,7 @@ impl Control {
             tracing::warn!(%error, "a write to the membership store failed; it is tried again");
         }
         match about {
-            About::Leading => self.leader.settled(outcome, Instant::now()),
+            About::Leading => self.leader.settled(outcome, self.ground.config.stage.now()),
             About::Quarantine(id) => {
                 if let Ok(Written::Done(revision)) = outcome {
                     self.quarantine_at = None;

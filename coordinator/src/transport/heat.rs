@@ -24,13 +24,13 @@ pub(super) struct HeatKeeper {
 }
 
 impl HeatKeeper {
-    pub(super) fn new(model: &ClusterModel, out: watch::Sender<HeatRecord>) -> Self {
+    pub(super) fn new(model: &ClusterModel, out: watch::Sender<HeatRecord>, now: Instant) -> Self {
         let experts = |of: &super::ClusterLayer| {
             (of.layer, u32::try_from(of.self_tests.len()).unwrap_or(u32::MAX))
         };
         let experts: Vec<(u32, u32)> = model.layers.iter().map(experts).collect();
         let counter = HeatCounter::new(&experts, HALF_LIFE.as_secs_f64());
-        Self { counter, told: Instant::now(), fresh: false, out }
+        Self { counter, told: now, fresh: false, out }
     }
 
     /// Counts the rows of a message.

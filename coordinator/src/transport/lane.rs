@@ -178,8 +178,8 @@ impl Lane {
     }
 
     /// The worker has answered that it is alive.
-    pub(super) fn vouch(&self) {
-        *lock(&self.vouched) = Some(Instant::now());
+    pub(super) fn vouch(&self, now: Instant) {
+        *lock(&self.vouched) = Some(now);
     }
 
     /// When the worker last answered that it is alive, in this session.

@@ -88,12 +88,9 @@ impl Carriers {
             // As many as there are seats, at most.
             let (queue, links) = mpsc::unbounded_channel();
             queues.push(queue);
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let shutdown = ground.shutdown.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("links-{index}"))
-                .spawn(move || runtime.block_on(carry(links, shutdown)))?;
-            threads.push(thread);
+            let stage = &ground.config.stage;
+            threads.extend(stage.run(format!("links-{index}"), || carry(links, shutdown))?);
         }
         Ok((Self { ground, queues }, threads))
     }

@@ -80,7 +80,7 @@ impl Peer {
             untold: 0,
             session: 0,
             proving: false,
-            answered: Instant::now(),
+            answered: config.stage.now(),
             doubted: None,
             adopted: BTreeSet::new(),
             adopted_in: 0,

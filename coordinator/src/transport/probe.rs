@@ -75,17 +75,18 @@ pub(super) async fn watch_over(
         let mut failures = 0;
         let mut suspected: Option<Instant> = None;
         loop {
-            let begun = Instant::now();
+            let begun = config.stage.now();
             match probe(config, address, lane).await {
                 Ok(()) => {
                     failures = 0;
-                    lane.vouch();
+                    lane.vouch(config.stage.now());
                     if !lane.is_suspect() {
                         shown();
                         break;
                     }
                     let since = *suspected.get_or_insert(begun);
-                    if since.elapsed() > config.suspect_patience {
+                    let waited = config.stage.now().saturating_duration_since(since);
+                    if waited > config.suspect_patience {
                         let ms = config.suspect_patience.as_millis();
                         return format!(
                             "answers health probes but owes an answer for more than {ms} ms"
@@ -120,14 +121,14 @@ async fn probe(config: &RemoteConfig, address: &PeerAddress, lane: &Lane) -> Res
         }
     };
     let mut ask = pin!(ask);
-    let mut hearing = Hearing::new(limit, Instant::now());
+    let mut hearing = Hearing::new(limit, config.stage.now());
     let outcome = loop {
         tokio::select! {
             // An answer that is there counts, however late it is looked at.
             biased;
             outcome = &mut ask => break outcome,
             () = tokio::time::sleep_until(hearing.next().into()) => {
-                if hearing.is_over(Instant::now()) {
+                if hearing.is_over(config.stage.now()) {
                     break Err(format!("no answer of {address} within {} ms", limit.as_millis()));
                 }
             }

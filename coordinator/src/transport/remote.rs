@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -81,13 +81,13 @@ impl RemoteWorkers {
         own: Option<Box<dyn OwnExperts>>,
     ) -> Result<Self, RemoteError> {
         // Later than every earlier coordinator of this cluster, as far as clocks go; workers only compare for equality.
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let epoch = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let epoch = u64::try_from(config.stage.unix_time().as_nanos()).unwrap_or(u64::MAX);
         let (config, model) = (Arc::new(config), Arc::new(model));
         let own_layers = own.as_ref().map(|own| own.layers()).unwrap_or_default();
         let is_fixed = store.kind() == "static";
-        let board =
-            Arc::new(Board::new(&model, &own_layers, is_fixed, config.timings.replace_after));
+        let seats_kept = config.timings.replace_after;
+        let board = Board::new(&model, &own_layers, is_fixed, seats_kept, config.stage.clone());
+        let board = Arc::new(board);
         let (sender, events) = crossbeam_channel::bounded(EVENTS);
         let (heat, heated) = watch::channel(HeatRecord { layers: Vec::new() });
         let shutdown = CancellationToken::new();
@@ -108,7 +108,7 @@ impl RemoteWorkers {
             roster: board.roster(),
             in_force: None,
             running: true,
-            heat: HeatKeeper::new(&model, heat),
+            heat: HeatKeeper::new(&model, heat, config.stage.now()),
             config,
             model,
             board,
@@ -125,7 +125,7 @@ impl RemoteWorkers {
         };
         // The seats of a static list are there from the start.
         carriers.take(remote.board.follow(&store.watch().borrow_and_update().clone()));
-        remote.threads.push(control::start(ground, store, carriers, heated, orders)?);
+        remote.threads.extend(control::start(ground, store, carriers, heated, orders)?);
         remote.grow();
         Ok(remote)
     }
@@ -206,9 +206,9 @@ impl RemoteWorkers {
                     tracing::debug!(worker, ?fence, "dropped a reply that nothing waits for");
                     return None;
                 }
+                let now = self.now();
                 let peer = &mut self.peers[worker];
                 if let Some(fence) = fence {
-                    let now = Instant::now();
                     let out = peer.settled(fence.part, now);
                     if let Err(error) = &*outcome
                         && matches!(error.code(), ErrorCode::NotOwned | ErrorCode::Load)
@@ -265,7 +265,7 @@ impl RemoteWorkers {
     }
 
     fn overdue(&mut self, worker: usize, out: Out) -> TransportError {
-        let waited = out.sent.elapsed().as_millis();
+        let waited = self.now().saturating_duration_since(out.sent).as_millis();
         let (layer, step) = (out.fence.layer, out.fence.step);
         let what = format!("no answer for layer {layer} of step {step} within {waited} ms");
         let detail = format!("{}: {what}", self.board.name(worker));
@@ -296,8 +296,12 @@ impl ExpertTransport for RemoteWorkers {
         &self.infos
     }
 
+    fn now(&self) -> Instant {
+        self.config.stage.now()
+    }
+
     fn between_steps(&mut self) {
-        self.heat.publish(Instant::now());
+        self.heat.publish(self.now());
         if self.roster.has_changed().unwrap_or(false) {
             self.grow();
         }
@@ -452,7 +456,7 @@ impl ExpertTransport for RemoteWorkers {
         let fence = work.fence.expect("the ledger took the fence");
         // What an earlier place left behind is not awaited any more.
         self.peers.iter_mut().for_each(|peer| peer.keep_place(&fence));
-        let (rows, sent) = (work.row_count, Instant::now());
+        let (rows, sent) = (work.row_count, self.now());
         let limit = self.peers[worker].latency.deadline(rows);
         work.deadline_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
         checksum::seal_work(&mut work);
@@ -481,12 +485,12 @@ impl ExpertTransport for RemoteWorkers {
                     return outcome;
                 }
             }
-            let now = Instant::now();
+            let now = self.now();
             let until = match self.watch(now) {
                 Ok(next) => next.map_or(deadline, |next| next.min(deadline)),
                 Err((worker, out)) => return Err(self.overdue(worker, out)),
             };
-            match self.events.recv_deadline(until) {
+            match self.config.stage.receive(&self.events, until) {
                 Ok(event) => {
                     if let Some(outcome) = self.take(event) {
                         return outcome;
@@ -494,7 +498,7 @@ impl ExpertTransport for RemoteWorkers {
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(TransportError::Closed),
                 Err(RecvTimeoutError::Timeout) => {
-                    if Instant::now() >= deadline {
+                    if self.now() >= deadline {
                         return Err(TransportError::Timeout);
                     }
                 }

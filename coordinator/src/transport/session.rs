@@ -204,9 +204,10 @@ impl<'a> Session<'a> {
 
     /// Tells the worker what the placements want of it.
     fn follow(&mut self, plans: &super::plans::Plans) -> Result<(), Ending> {
-        let Link { worker, model, epoch, .. } = self.link;
+        let Link { worker, model, epoch, config, .. } = self.link;
+        let now = config.stage.now();
         let (in_force, next) = (plans.in_force.as_ref(), plans.next.as_ref());
-        let asks = self.assignments.follow(in_force, next, *worker, *epoch, model, Instant::now());
+        let asks = self.assignments.follow(in_force, next, *worker, *epoch, model, now);
         if asks.is_empty() {
             return Ok(());
         }
@@ -217,8 +218,8 @@ impl<'a> Session<'a> {
 
     /// Acts on a message.
     fn hear(&mut self, message: Result<Option<SessionResponse>, Status>) -> Result<(), Ending> {
-        let Link { worker, board, model, epoch, lane, .. } = self.link;
-        let now = Instant::now();
+        let Link { worker, board, model, epoch, lane, config, .. } = self.link;
+        let now = config.stage.now();
         match self.said(message)? {
             Said::Result(result) => {
                 if let Err(error) = checksum::verify_result(&result) {

@@ -1,11 +1,11 @@
 //! The connecting side: a gRPC channel to an address, with or without TLS.
 
-use std::{error::Error, io, time::Duration};
+use std::{error::Error, fmt, io, pin::Pin, sync::Arc, time::Duration};
 
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
 use rustls::pki_types::ServerName;
 use tokio::{
-    io::{AsyncBufReadExt as _, BufReader},
+    io::{AsyncBufReadExt as _, AsyncRead, AsyncWrite, BufReader},
     net::TcpStream,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
@@ -30,6 +30,7 @@ const FIRST_BYTES: usize = 64;
 pub struct Dialer {
     tls: Option<ClientTls>,
     keepalive: Option<Keepalive>,
+    network: Option<Arc<dyn Network>>,
 }
 
 /// How a silent connection is probed.
@@ -40,6 +41,20 @@ pub struct Keepalive {
     /// A probe without an answer for this long ends the connection.
     pub timeout: Duration,
 }
+
+/// A network other than that of this host: one of a simulation.
+pub trait Network: fmt::Debug + Send + Sync {
+    /// Connects to a peer.
+    fn connect(&self, address: &PeerAddress) -> Connecting;
+}
+
+/// A connection that is being made.
+pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn BothWays>>> + Send>>;
+
+/// Bytes to and from a peer.
+pub trait BothWays: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> BothWays for T {}
 
 /// Why there is no channel.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +98,11 @@ impl Dialer {
         Self { keepalive: Some(keepalive), ..self }
     }
 
+    /// Without TLS, through another network.
+    pub fn over(network: Arc<dyn Network>) -> Self {
+        Self { network: Some(network), ..Self::default() }
+    }
+
     /// Whether connections are made with TLS.
     pub fn is_tls(&self) -> bool {
         self.tls.is_some()
@@ -116,6 +136,14 @@ impl Dialer {
         address: &PeerAddress,
         endpoint: Endpoint,
     ) -> Result<Channel, Box<dyn Error + Send + Sync>> {
+        if let Some(network) = &self.network {
+            let (network, address) = (Arc::clone(network), address.clone());
+            let connector = service_fn(move |_: Uri| {
+                let connecting = network.connect(&address);
+                async move { connecting.await.map(TokioIo::new) }
+            });
+            return Ok(endpoint.connect_with_connector(connector).await?);
+        }
         let Some(tls) = &self.tls else { return Ok(endpoint.connect().await?) };
         let name = ServerName::try_from(address.host().to_owned())
             .map_err(|_| TlsFailure(format!("no certificate can be for {}", address.host())))?;

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use shimmer_proto::expert::v1::{ExpertResult, ExpertWork, expert_result::Payload};
 
-use super::dice::mix;
+use crate::dice::mix;
 
 /// Values of a row.
 pub(super) const HIDDEN: usize = 2;

@@ -34,12 +34,12 @@ use tokio::sync::watch;
 
 use super::{
     DIGEST, EXPERTS, LAYERS, Mutation,
-    dice::mix,
     oracle::Oracle,
     tally::Tally,
     transport::ModelTransport,
     worker::{ModelWorker, Order, Owned},
 };
+use crate::dice::mix;
 pub(super) use step::Step;
 
 /// Longest wait for a layer. Enough for two workers, one after the other, to be found silent.

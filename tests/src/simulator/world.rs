@@ -15,12 +15,12 @@ use shimmer_proto::membership::{
 use super::{
     DIGEST, Mutation, Tally,
     coordinator::{DEADLINE, ModelCoordinator, Shape},
-    dice::Dice,
     events::{Event, Scheduled},
     network::BLOCKED,
     oracle::Oracle,
     worker::{ModelWorker, Order},
 };
+use crate::dice::Dice;
 
 /// Faults begin before this.
 const FAULTS_UNTIL: Duration = Duration::from_secs(8);

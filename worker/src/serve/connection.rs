@@ -1,7 +1,7 @@
-//! One connection on its own thread.
+//! One connection, whatever carries it.
 
 use std::{
-    io,
+    fmt, io,
     net::SocketAddr,
     sync::{
         Arc,
@@ -18,9 +18,9 @@ use shimmer_proto::{
     },
     flood::Flood,
     limits::MAX_MESSAGE_BYTES,
-    tls::{AcceptError, Acceptor, PeerStream},
+    tls::Acceptor,
 };
-use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
@@ -28,10 +28,12 @@ use tonic_health::{pb::health_server::HealthServer, server::HealthService};
 
 use super::{
     ServeConfig,
+    beside::Beside,
     drain::{Drain, Seats},
+    port::PeerBytes,
     room::WorkRoom,
     stream::{SessionStream, Shell},
-    watched::Watch,
+    watched::WatchedSocket,
 };
 use crate::{counters::Counters, expert_core::ExpertCore};
 
@@ -43,6 +45,7 @@ pub(super) struct Shared {
     pub(super) config: ServeConfig,
     pub(super) drain: Arc<Drain>,
     pub(super) seats: Arc<Seats>,
+    pub(super) beside: Beside,
     pub(super) health: HealthServer<HealthService>,
     pub(super) acceptor: Acceptor,
     /// Lines about sockets that became no connection.
@@ -54,43 +57,64 @@ pub(super) const LAST_WORK: Duration = Duration::from_secs(1);
 /// Time that a connection without a coordinator gets to close then.
 const LAST_WORD: Duration = Duration::from_millis(200);
 
-/// Serves one socket until it closes, or until the drain time is over.
-pub(super) fn run(socket: TcpStream, peer: SocketAddr, shared: Shared) -> io::Result<()> {
-    let socket = socket.into_std()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let socket = TcpStream::from_std(socket)?;
-        let accepted = tokio::select! {
-            accepted = shared.acceptor.accept(socket) => accepted,
-            () = shared.drain.over() => return Ok(()),
-        };
-        match accepted {
-            Ok(stream) => serve(stream, peer, shared).await,
-            Err(error) => turn_away(peer, &error, shared.core.counters(), &shared.turned_away),
-        }
-        Ok(())
-    })
+/// One connection of a worker, which whoever carries it has served.
+pub struct Connection {
+    pub(super) serial: u64,
+    pub(super) peer: SocketAddr,
+    pub(super) shared: Shared,
+    /// The server waits until every connection has dropped its own.
+    pub(super) _open: mpsc::Sender<()>,
 }
 
-/// Counts a socket that became no connection. Whoever only knocks, as probes of ports do, is not worth a line.
-fn turn_away(peer: SocketAddr, error: &AcceptError, counters: &Counters, flood: &Flood) {
-    match error {
-        AcceptError::Closed => {
-            tracing::debug!(%peer, %error, "connection");
-            return;
-        }
-        AcceptError::Late(_) => Counters::bump(&counters.connections_silent),
-        _ => Counters::bump(&counters.handshakes_failed),
+impl Connection {
+    /// Its number, from 1.
+    pub fn serial(&self) -> u64 {
+        self.serial
     }
-    if let Some(more) = flood.line() {
-        tracing::warn!(%peer, reason = %error, more, "connection refused");
+
+    /// Where it comes from.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Serves it until it closes, or until the drain time is over.
+    pub async fn serve(self, stream: impl PeerBytes) {
+        serve(stream, self.peer, self.shared.clone()).await;
+    }
+
+    pub(super) fn acceptor(&self) -> &Acceptor {
+        &self.shared.acceptor
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        self.shared.core.counters()
+    }
+
+    /// Lines about sockets that became no connection.
+    pub(super) fn turned_away(&self) -> &Flood {
+        &self.shared.turned_away
+    }
+
+    /// Waits until streams are to be ended.
+    pub(super) async fn over(&self) {
+        self.shared.drain.over().await;
     }
 }
 
-async fn serve(socket: PeerStream, peer: SocketAddr, shared: Shared) {
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("serial", &self.serial)
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+async fn serve(socket: impl PeerBytes, peer: SocketAddr, shared: Shared) {
     let closed = CancellationToken::new();
     let called = Arc::new(AtomicBool::new(false));
-    let Shared { core, room, config, drain, seats, health, acceptor: _, turned_away: _ } = shared;
+    let Shared { core, room, config, drain, seats, beside, health, acceptor: _, turned_away: _ } =
+        shared;
     let sessions = Sessions {
         shell: Shell {
             core: Arc::clone(&core),
@@ -98,6 +122,7 @@ async fn serve(socket: PeerStream, peer: SocketAddr, shared: Shared) {
             peer,
             drain: Arc::clone(&drain),
             seats: Arc::clone(&seats),
+            beside,
             hello_timeout: config.hello_timeout,
         },
     };
@@ -110,7 +135,7 @@ async fn serve(socket: PeerStream, peer: SocketAddr, shared: Shared) {
         seen.store(true, Ordering::Relaxed);
         Ok::<_, Status>(request)
     };
-    let one = tokio_stream::once(Ok::<_, io::Error>(socket.with(Watch::new(closed.clone()))));
+    let one = tokio_stream::once(Ok::<_, io::Error>(WatchedSocket::new(socket, closed.clone())));
     let incoming = one.chain(tokio_stream::pending());
     let ended = async {
         tokio::select! {

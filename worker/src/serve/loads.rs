@@ -10,7 +10,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    thread,
     time::Duration,
 };
 
@@ -21,6 +20,7 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::beside::Beside;
 use crate::{
     session::{Loaded, Loading},
     store::LoadProgress,
@@ -95,7 +95,7 @@ impl Loads {
     ///
     /// # Errors
     /// There is no thread for it.
-    pub(super) fn start(&mut self) -> io::Result<()> {
+    pub(super) fn start(&mut self, beside: Beside) -> io::Result<()> {
         if self.running.is_some() {
             return Ok(());
         }
@@ -108,7 +108,7 @@ impl Loads {
         let seen = Arc::clone(&progress);
         // The stream may be gone; the experts stay for the next one.
         let load = move || drop(ended.send(loading.run(&*seen)));
-        thread::Builder::new().name("load".to_owned()).spawn(load)?;
+        beside.start("load", load)?;
         let mut tick = interval(PROGRESS_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         tick.reset();

@@ -28,6 +28,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::{
     apart::Apart,
+    beside::Beside,
     drain::{Drain, Seat, Seats},
     loads::{Loads, News},
     room::WorkRoom,
@@ -50,6 +51,7 @@ pub(super) struct Shell {
     pub(super) peer: SocketAddr,
     pub(super) drain: Arc<Drain>,
     pub(super) seats: Arc<Seats>,
+    pub(super) beside: Beside,
     pub(super) hello_timeout: Duration,
 }
 
@@ -283,7 +285,7 @@ impl Conversation {
         }
         let mut session = self.session.take().expect("no pool has it");
         let (done, result) = oneshot::channel();
-        self.shell.core.pool().spawn(move || {
+        self.shell.beside.compute(self.shell.core.pool(), move || {
             let result = session.try_work(&work, received);
             // The stream may be gone; then nobody wants the result.
             drop(done.send((session, work, result)));
@@ -314,7 +316,7 @@ impl Conversation {
         run: impl FnOnce(&mut ExpertSession) -> R + Send + 'static,
     ) -> Option<R> {
         if self.apart.is_none() {
-            let started = Apart::start();
+            let started = Apart::start(self.shell.beside);
             let logged = started.inspect_err(|error| {
                 tracing::warn!(%error, "starting a thread for work that waits for a drive");
             });
@@ -363,7 +365,7 @@ impl Conversation {
     fn give_up_loads(&mut self) -> Option<Result<SessionResponse, Status>> {
         let session = self.session.as_ref().expect("no pool has it");
         self.loads.keep(|number| session.holds(number));
-        let Err(error) = self.loads.start() else { return None };
+        let Err(error) = self.loads.start(self.shell.beside) else { return None };
         let detail = format!("starting a thread to load experts: {error}");
         self.close(refusal(ErrorCode::Load, None, detail))
     }

@@ -153,10 +153,11 @@ pub(super) struct Surroundings {
     pub(super) idle: bool,
     /// How long a worker that is gone without a goodbye is waited for.
     pub(super) lost_for: Duration,
+    pub(super) now: Instant,
 }
 
 impl Seat {
-    pub(super) fn new(id: Option<String>, address: Option<PeerAddress>) -> Self {
+    pub(super) fn new(id: Option<String>, address: Option<PeerAddress>, now: Instant) -> Self {
         let detail = if address.is_some() {
             "not connected yet"
         } else {
@@ -173,7 +174,7 @@ impl Seat {
             hello: None,
             session: 0,
             up: false,
-            since: Instant::now(),
+            since: now,
             absent_layers: Arc::default(),
             link: LinkState::Connecting,
             detail: detail.to_owned(),
@@ -210,9 +211,10 @@ impl Seat {
     }
 
     /// Takes a hello.
-    pub(super) fn greet(&mut self, hello: &WorkerHello, session: u64) {
+    pub(super) fn greet(&mut self, hello: &WorkerHello, session: u64, now: Instant) {
+        let is_long_ago = |at: Instant| now.saturating_duration_since(at) > REFUSED_FOR;
         if self.hello.as_ref() != Some(hello)
-            || self.refused.as_ref().is_some_and(|(_, at)| at.elapsed() > REFUSED_FOR)
+            || self.refused.as_ref().is_some_and(|(_, at)| is_long_ago(*at))
         {
             self.refused = None;
         }
@@ -220,7 +222,7 @@ impl Seat {
         self.absent_layers = hello.absent_layers.as_slice().into();
         self.said_goodbye = hello.draining;
         self.hello = Some(hello.clone());
-        (self.session, self.up, self.since) = (session, true, Instant::now());
+        (self.session, self.up, self.since) = (session, true, now);
         (self.link, self.detail) = (LinkState::Loading, "waiting for a placement".to_owned());
     }
 
@@ -232,8 +234,13 @@ impl Seat {
     }
 
     /// Gives the seat to another worker. The link stays, and so do its counters: they are totals.
-    pub(super) fn pass_on(&mut self, id: Option<String>, address: Option<PeerAddress>) {
-        let before = std::mem::replace(self, Self::new(id, address));
+    pub(super) fn pass_on(
+        &mut self,
+        id: Option<String>,
+        address: Option<PeerAddress>,
+        now: Instant,
+    ) {
+        let before = std::mem::replace(self, Self::new(id, address, now));
         before.lane.set_usual(Duration::ZERO);
         (self.lane, self.orders) = (before.lane, before.orders);
         (self.session, self.holder) = (before.session, before.holder + 1);
@@ -247,14 +254,14 @@ impl Seat {
     }
 
     /// It cannot take what it was given.
-    pub(super) fn refuse(&mut self, detail: &str) {
-        self.refused = Some((detail.to_owned(), Instant::now()));
+    pub(super) fn refuse(&mut self, detail: &str, now: Instant) {
+        self.refused = Some((detail.to_owned(), now));
     }
 
     /// Its session is over.
-    pub(super) fn ended(&mut self) {
+    pub(super) fn ended(&mut self, now: Instant) {
         if std::mem::take(&mut self.up) {
-            self.since = Instant::now();
+            self.since = now;
         }
         self.ready = [0; 2];
         (self.experts, self.bytes) = (0, 0);
@@ -271,11 +278,11 @@ impl Seat {
 
     /// What it is after it has gone, and why. One that said goodbye has left. One that did not is lost: somebody may have to
     /// look after it. That ends with `lost_for`, because experts and memory are placed without it by then.
-    fn absence(&self, lost_for: Duration) -> (LinkState, String) {
+    fn absence(&self, lost_for: Duration, now: Instant) -> (LinkState, String) {
         if self.is_leaving() {
             return (LinkState::Left, "said goodbye and has gone".to_owned());
         }
-        if self.gone.is_some_and(|since| since.elapsed() >= lost_for) {
+        if self.gone.is_some_and(|since| now.saturating_duration_since(since) >= lost_for) {
             let minutes = lost_for.as_secs() / 60;
             let detail = format!("gone without goodbye, and not waited for after {minutes} min");
             return (LinkState::Left, detail);
@@ -291,17 +298,17 @@ impl Seat {
 
     /// Decides what its link is to do.
     pub(super) fn review(&mut self, around: &Surroundings) {
-        let Surroundings { placed, fixed, idle, lost_for } = *around;
+        let Surroundings { placed, fixed, idle, lost_for, now } = *around;
         let unplaced = placed == Placed::Omitted;
         let is_gone = self.record.is_none() && !self.up && placed != Placed::Named;
-        self.gone = is_gone.then(|| self.gone.unwrap_or_else(Instant::now));
+        self.gone = is_gone.then(|| self.gone.unwrap_or(now));
         self.lane.set_leaving(self.is_leaving());
         // Who says goodbye is gone when its session is, and may come back.
         let is_leaving = self.is_dismissed() || (self.said_goodbye && self.up);
         let hold = if let Some(reason) = self.quarantine.reason() {
             Some((LinkState::Quarantined, reason.to_owned()))
         } else if !fixed && self.record.is_none() && unplaced && !self.up {
-            Some(self.absence(lost_for))
+            Some(self.absence(lost_for, now))
         } else if is_leaving && unplaced {
             Some((LinkState::Draining, "drained: it holds no experts any more".to_owned()))
         } else if idle && self.said_goodbye && self.up {

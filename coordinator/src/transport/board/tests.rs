@@ -25,7 +25,7 @@ fn board_that_keeps(seats: Duration, fixed: bool, own: &[u32]) -> Board {
         hidden: 64,
         layers: vec![layer],
     };
-    Board::new(&model, own, fixed, seats)
+    Board::new(&model, own, fixed, seats, Stage::Threads)
 }
 
 fn record(address: &str, draining: bool) -> String {
