@@ -41,7 +41,7 @@ use host::Order;
 use world::World;
 
 /// Generations that are run at least, and at most while faults are to come.
-const GENERATIONS: std::ops::Range<usize> = 3..16;
+const GENERATIONS: std::ops::Range<usize> = 6..24;
 /// Attempts of a generation that finds no worker, where the coordinator has no copy of the experts.
 const ATTEMPTS: usize = 20;
 
@@ -243,7 +243,7 @@ impl Bench {
             }
             done += 1;
             tally.generations += 1;
-            if dice.chance(25) {
+            if dice.chance(15) {
                 coordinator = self.restart(coordinator, world, setup, &mut tally, dice)?;
             }
         }
@@ -294,7 +294,7 @@ fn jobs() -> Vec<Job> {
         prompt: random::tokens(seed, length, 200),
         max_tokens,
         sampling: Sampling {
-            temperature: if seed % 2 == 0 { 0.0 } else { 0.9 },
+            temperature: if seed.is_multiple_of(2) { 0.0 } else { 0.9 },
             seed,
             ..Sampling::default()
         },

@@ -169,9 +169,9 @@ impl Control {
                 wake = wake.into_iter().chain(self.quarantine_at).min();
             }
             tokio::select! {
-                changed = snapshots.changed() => if changed.is_err() { break },
-                changed = facts.changed() => if changed.is_err() { break },
-                changed = plans.changed() => if changed.is_err() { break },
+                // What is rare comes first: whatever happens is looked at again anyway.
+                biased;
+                () = shutdown.cancelled() => {}
                 (about, outcome) = ended(&mut leading) => self.settle(about, &outcome),
                 (about, outcome) = ended(&mut quarantine) => self.settle(about, &outcome),
                 Some(order) = orders.recv() => {
@@ -182,8 +182,10 @@ impl Control {
                 Ok(()) = heat.changed() => {
                     self.announce(format!("{HEAT}{id}"), &*heat.borrow_and_update());
                 }
+                changed = snapshots.changed() => if changed.is_err() { break },
+                changed = facts.changed() => if changed.is_err() { break },
+                changed = plans.changed() => if changed.is_err() { break },
                 () = until(wake) => {}
-                () = shutdown.cancelled() => {}
             }
         }
         self.store.leave().await;

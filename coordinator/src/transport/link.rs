@@ -111,6 +111,7 @@ async fn carry(mut links: mpsc::UnboundedReceiver<Link>, shutdown: CancellationT
     let mut tasks: JoinSet<()> = JoinSet::new();
     loop {
         tokio::select! {
+            biased;
             Some(link) = links.recv() => {
                 tasks.spawn(link.run());
             }
@@ -144,6 +145,8 @@ impl Link {
             number += 1;
             let mut session = Session::new(&self, &address, number);
             let ending = tokio::select! {
+                // Of two reasons that come at once always the same is told.
+                biased;
                 ending = session.run() => Ok(ending),
                 interrupt = interrupted(self.orders.clone(), &orders, &self.shutdown) => Err(interrupt),
             };
@@ -173,6 +176,7 @@ impl Link {
             };
             let mut follow = self.orders.clone();
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(wait) => {}
                 _ = follow.wait_for(|now| now.is_news(&orders)) => {}
                 () = self.shutdown.cancelled() => {}
@@ -190,6 +194,7 @@ impl Link {
             self.board.tell(self.worker, state, detail);
         }
         let orders = tokio::select! {
+            biased;
             // The seat lives as long as the board, which this holds.
             orders = self.orders.wait_for(wanted) => orders.ok()?.clone(),
             () = self.shutdown.cancelled() => return None,
@@ -252,6 +257,7 @@ async fn interrupted(
 ) -> Interrupt {
     let ends = |now: &Orders| now.hold.is_some() || now.address != from.address;
     tokio::select! {
+        biased;
         changed = orders.wait_for(ends) => match changed.map(|now| now.clone()) {
             Ok(Orders { hold: Some((state, detail)), .. }) => Interrupt::Held(state, detail),
             Ok(now) => Interrupt::Moved(now),

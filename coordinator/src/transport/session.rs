@@ -90,6 +90,7 @@ impl<'a> Session<'a> {
         let Link { config, lane, board, .. } = self.link;
         let watch = probe::watch_over(config, self.address, lane, || board.refresh());
         tokio::select! {
+            biased;
             ending = self.live() => ending.unwrap_or_else(|ending| ending),
             why = watch => Ending::Lost(why),
             () = given_up.cancelled() => {

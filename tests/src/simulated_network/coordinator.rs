@@ -108,6 +108,7 @@ fn config(world: &World, setup: &Setup) -> RemoteConfig {
         dialer: Dialer::over(Arc::new(FromHost(Arc::clone(&world.shared)))),
         connect_timeout: ms(1000),
         hello_timeout: ms(1500),
+        load_stall_timeout: ms(2000),
         layer_floor: ms(400),
         layer_ceiling: ms(2000),
         probe_after: ms(100),

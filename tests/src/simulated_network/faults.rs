@@ -73,7 +73,7 @@ impl Faults {
     pub(super) fn plan(&mut self, now: u64, workers: usize) {
         let mut at = now;
         for _ in 0..4 + self.dice.below(6) {
-            at += 20 + self.dice.below(400) as u64;
+            at += 10 + self.dice.below(250) as u64;
             let fault = self.draw(workers);
             self.due.push((at, true, fault));
         }

@@ -21,7 +21,7 @@ use shimmer_proto::{
     tls::Dialer,
 };
 use shimmer_worker::serve::Port as _;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming, transport::Server};
 use tonic_health::server::health_reporter;
@@ -190,12 +190,14 @@ pub(super) async fn relay(
     let (health, health_service) = health_reporter();
     health.set_serving::<ExpertServiceServer<Relay>>().await;
     let dialer = Dialer::over(Arc::new(FromHost(shared)));
-    let service = ExpertServiceServer::new(Relay { dialer, worker, meddler });
+    let service =
+        ExpertServiceServer::new(Relay { dialer, worker, meddler, tasks: Mutex::default() });
     let serving = Server::builder()
         .add_service(health_service)
         .add_service(service)
         .serve_with_incoming(ReceiverStream::new(incoming));
     tokio::select! {
+        biased;
         ended = accepting => ended?,
         ended = serving => ended?,
     }
@@ -206,6 +208,8 @@ struct Relay {
     dialer: Dialer,
     worker: String,
     meddler: Arc<Mutex<Meddler>>,
+    /// What carries the sessions; it ends with the process.
+    tasks: Mutex<JoinSet<()>>,
 }
 
 #[tonic::async_trait]
@@ -226,10 +230,11 @@ impl ExpertService for Relay {
         let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
         let (ask, asked) = mpsc::channel(QUEUE);
         let (say, said) = mpsc::channel(QUEUE);
-        tokio::spawn(pass_on_requests(request.into_inner(), ask, Arc::clone(&self.meddler)));
+        let requests = pass_on_requests(request.into_inner(), ask, Arc::clone(&self.meddler));
+        lock(&self.tasks).spawn(requests);
         let answers = ExpertServiceClient::new(channel).session(ReceiverStream::new(asked)).await?;
         let meddler = Arc::clone(&self.meddler);
-        tokio::spawn(pass_on_answers(answers.into_inner(), say, meddler, session));
+        lock(&self.tasks).spawn(pass_on_answers(answers.into_inner(), say, meddler, session));
         Ok(Response::new(ReceiverStream::new(said)))
     }
 }
@@ -261,6 +266,7 @@ async fn pass_on_answers(
     meddler: Arc<Mutex<Meddler>>,
     session: u64,
 ) {
+    let mut held = JoinSet::new();
     loop {
         let answer = match from.message().await {
             Ok(Some(answer)) => answer,
@@ -286,7 +292,7 @@ async fn pass_on_answers(
                 }
             } else {
                 let to = to.clone();
-                tokio::spawn(async move {
+                held.spawn(async move {
                     sleep(late).await;
                     drop(to.send(answer).await);
                 });

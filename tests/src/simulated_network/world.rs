@@ -264,6 +264,7 @@ async fn process(host: Arc<WorkerHost>) -> turmoil::Result {
     let port = SimulatedPort::bind(&host.shared).await?;
     let stop = lock(&host.stop).clone();
     tokio::select! {
+        biased;
         () = serve_port(core, port, ServeConfig::default(), stop) => {}
         () = host.tasks.run(|| ()) => {}
     }
