@@ -270,8 +270,8 @@ initContainers:
     imagePullPolicy: {{ .root.Values.image.pullPolicy }}
     args:
       - fetch
-      - {{ $download.source }}
-      - --out={{ include "shimmer.container" .model }}
+      - {{ $download.source | quote }}
+      - {{ printf "--out=%s" (include "shimmer.container" .model) | quote }}
       - --digest={{ $download.digest }}
       - --connections={{ int $download.connections }}
       {{- if $download.caSecretName }}
@@ -285,7 +285,7 @@ initContainers:
     {{- with $download.secretName }}
     envFrom:
       - secretRef:
-          name: {{ . }}
+          name: {{ . | quote }}
     {{- end }}
     securityContext:
       {{- include "shimmer.containerSecurity" (list) | nindent 6 }}

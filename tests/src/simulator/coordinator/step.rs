@@ -19,11 +19,11 @@ use super::{
     super::{
         EXPERTS, LAYERS, Mutation,
         arithmetic::{HIDDEN, LARGE},
-        dice::Dice,
         worker::{Answer, Order},
     },
     DEADLINE, ModelCoordinator,
 };
+use crate::dice::Dice;
 
 /// All messages, in ten thousandths.
 const ALL: u32 = 10_000;
