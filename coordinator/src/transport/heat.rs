@@ -65,7 +65,7 @@ mod tests {
         let layers = vec![layer];
         let model = ClusterModel { identity: Identity::default(), row_bytes: 1, hidden: 1, layers };
         let (out, told) = watch::channel(HeatRecord { layers: Vec::new() });
-        (HeatKeeper::new(&model, out), told)
+        (HeatKeeper::new(&model, out, Instant::now()), told)
     }
 
     fn work(experts: &[u32], rows: &[u32]) -> ExpertWork {

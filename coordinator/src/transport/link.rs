@@ -280,6 +280,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::transport::stage::Stage;
 
     /// A link to a worker that the membership store names.
     fn link() -> Link {
@@ -289,7 +290,7 @@ mod tests {
             hidden: 1,
             layers: Vec::new(),
         });
-        let board = Arc::new(Board::new(&model, &[], false, Duration::ZERO));
+        let board = Arc::new(Board::new(&model, &[], false, Duration::ZERO, Stage::default()));
         let record = WorkerRecord {
             address: "a:1".to_owned(),
             host: String::new(),
