@@ -168,6 +168,7 @@ fn print_config_shows_the_effective_settings() {
         "replace-after = \"30s\"  (default)",
         "# own-experts =  (not set)",
         "drain-timeout = \"25s\"  (default)",
+        "drain-delay = \"0s\"  (default)",
         "# journal =  (not set)",
         "journal-keep = \"3600s\"  (default)",
         "journal-limit = \"1GiB\"  (default)",

@@ -127,6 +127,8 @@ pub(super) struct Seat {
     pub(super) to_drain: bool,
     /// It said itself that it leaves.
     pub(super) said_goodbye: bool,
+    /// Its last record said that it leaves: remembered when the record has gone with the worker.
+    recorded_goodbye: bool,
     pub(super) quarantine: Quarantine,
     pub(super) lane: Arc<Lane>,
     orders: watch::Sender<Orders>,
@@ -184,6 +186,7 @@ impl Seat {
             refused: None,
             to_drain: false,
             said_goodbye: false,
+            recorded_goodbye: false,
             quarantine: Quarantine::default(),
             lane: Arc::default(),
         }
@@ -205,8 +208,7 @@ impl Seat {
     pub(super) fn follow(&mut self, address: PeerAddress, record: WorkerRecord) {
         self.address = Some(address);
         self.incarnation = record.incarnation;
-        // Remembered when the record has gone with the worker.
-        self.said_goodbye |= record.draining;
+        self.recorded_goodbye = record.draining;
         self.record = Some(record);
     }
 
@@ -279,7 +281,7 @@ impl Seat {
     /// What it is after it has gone, and why. One that said goodbye has left. One that did not is lost: somebody may have to
     /// look after it. That ends with `lost_for`, because experts and memory are placed without it by then.
     fn absence(&self, lost_for: Duration, now: Instant) -> (LinkState, String) {
-        if self.is_leaving() {
+        if self.is_leaving() || self.recorded_goodbye {
             return (LinkState::Left, "said goodbye and has gone".to_owned());
         }
         if self.gone.is_some_and(|since| now.saturating_duration_since(since) >= lost_for) {

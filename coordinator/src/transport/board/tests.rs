@@ -240,7 +240,7 @@ fn who_says_goodbye_while_nothing_runs_is_let_go_at_once() {
     board.tell_leaving(0);
     assert_eq!(hold(&seats[0]), None, "a request runs");
     board.set_running(false);
-    assert_eq!(hold(&seats[0]), Some(LinkState::Lost), "the request has ended");
+    assert_eq!(hold(&seats[0]), Some(LinkState::Left), "the request has ended");
     board.set_running(true);
     assert_eq!(hold(&seats[0]), None, "it has not gone yet, and is needed again");
     board.set_running(false);
