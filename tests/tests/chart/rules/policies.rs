@@ -77,7 +77,7 @@ fn policy_findings(release: &Release<'_>, policy: &Value) -> Vec<String> {
     }
     for rule in items(&spec["egress"]) {
         let targets = items(&rule["to"])
-            .filter(|peer| peer["namespaceSelector"].is_null())
+            .filter(|peer| peer["namespaceSelector"].is_null() && peer["ipBlock"].is_null())
             .flat_map(|peer| release.selected(&labels(&peer["podSelector"]["matchLabels"])));
         for pod in targets {
             for port in items(&rule["ports"]).map(|port| &port["port"]) {
