@@ -1,12 +1,14 @@
-//! Lines of a log that a peer can cause: one every few seconds, and in the next one how many were left out.
+//! Lines of a log that a peer can cause: a handful every few seconds, and in the next one how many were left out.
 
 use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// Time from one line to the next. A flood of minutes is seen as such and fills no disk.
-const BETWEEN_LINES: Duration = Duration::from_secs(5);
+/// Time after which lines are written again. A flood of minutes is seen as such and fills no disk.
+const WINDOW: Duration = Duration::from_secs(5);
+/// Lines in that time. Peers that are refused for different reasons are each seen.
+const LINES: u32 = 20;
 
 /// Lines about one kind of event.
 #[derive(Debug, Default)]
@@ -14,7 +16,9 @@ pub struct Flood(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    last: Option<Instant>,
+    /// When the window began, and the lines written in it.
+    begun: Option<Instant>,
+    lines: u32,
     left_out: u64,
 }
 
@@ -26,11 +30,14 @@ impl Flood {
 
     fn line_at(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.last.is_some_and(|last| now.saturating_duration_since(last) < BETWEEN_LINES) {
+        if state.begun.is_none_or(|begun| now.saturating_duration_since(begun) >= WINDOW) {
+            (state.begun, state.lines) = (Some(now), 0);
+        }
+        if state.lines == LINES {
             state.left_out += 1;
             return None;
         }
-        state.last = Some(now);
+        state.lines += 1;
         Some(std::mem::take(&mut state.left_out))
     }
 }
@@ -40,13 +47,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_has_one_line_for_each_time() {
+    fn a_flood_has_a_handful_of_lines_for_each_time() {
         let (flood, begin) = (Flood::default(), Instant::now());
-        assert_eq!(flood.line_at(begin), Some(0));
+        for _ in 0..LINES {
+            assert_eq!(flood.line_at(begin), Some(0));
+        }
         for ms in 1..=1000 {
             assert_eq!(flood.line_at(begin + Duration::from_millis(ms)), None);
         }
-        assert_eq!(flood.line_at(begin + BETWEEN_LINES), Some(1000));
-        assert_eq!(flood.line_at(begin + BETWEEN_LINES * 2), Some(0), "told once");
+        assert_eq!(flood.line_at(begin + WINDOW), Some(1000));
+        assert_eq!(flood.line_at(begin + WINDOW), Some(0), "told once");
     }
 }

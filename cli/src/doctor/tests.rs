@@ -370,8 +370,11 @@ fn a_server_that_is_no_member_is_no_peer() {
         let (_reporter, health) = tonic_health::server::health_reporter();
         let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
         let server = tonic::transport::Server::builder().add_service(health);
-        tokio::spawn(server.serve_with_incoming(incoming));
-        reach::peer(&address, &Dialer::plaintext(), None).await.answer
+        let dialer = Dialer::plaintext();
+        tokio::select! {
+            ended = server.serve_with_incoming(incoming) => panic!("the server ended: {ended:?}"),
+            peer = reach::peer(&address, &dialer, None) => peer.answer,
+        }
     });
     assert!(matches!(answer, Ok((_, _, PeerKind::Stranger))), "{answer:?}");
 }
