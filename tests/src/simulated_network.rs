@@ -5,7 +5,7 @@
 //! tonic, the links and sessions, the ledger, the servers, and the arithmetic of a small model. The network, the clocks and
 //! the processes are simulated on one thread; while the engine computes, time stands still. Each generation must give the
 //! bytes of an undisturbed run in one process, whatever is cut, held back, reset, restarted or repeated meanwhile, and none
-//! may be lost: see [`run`].
+//! may be lost: see [`Bench::run`].
 //!
 //! Relays between the two sides double results, hold them back, and repeat those of earlier steps and ended sessions. That
 //! the comparison would see one that is taken is shown by [`Planted`]: a relay then gives an old result the stamp of the one
