@@ -92,8 +92,10 @@ pub async fn serve(
     let engine = inference.engine().clone();
     let drain = async {
         shutdown.cancelled().await;
-        // Meanwhile health says that it does not serve.
-        tokio::time::sleep(options.delay).await;
+        if !options.delay.is_zero() {
+            // Meanwhile health says that it does not serve.
+            tokio::time::sleep(options.delay).await;
+        }
         drain(&inference, &reporter, options.drain).await;
         // The connections get a last word; one that does not take it does not hold us up.
         close.cancel();
@@ -102,7 +104,8 @@ pub async fn serve(
     let follow = follow(inference.cluster(), &reporter, &shutdown);
     let served = tokio::select! {
         served = server => served,
-        ((), ()) = async { tokio::join!(drain, follow) } => Ok(()),
+        // Nothing new is let in before anybody hears that the service is not ready.
+        ((), ()) = async { tokio::join!(biased; drain, follow) } => Ok(()),
         () = ended(&engine) => {
             report(&reporter, false).await;
             return Err(ServeError::EngineEnded);
