@@ -58,6 +58,8 @@ pub struct Numbered {
 #[derive(Debug, Clone, Copy)]
 struct Worker {
     connection: Connection,
+    /// Something was ready in the newest session.
+    loaded: bool,
     /// Sessions that ended before anything was ready, since one was.
     stumbles: u32,
 }
@@ -122,8 +124,8 @@ impl Switch {
     /// A worker was greeted: it holds nothing yet, whatever it held before.
     pub fn connected(&mut self, worker: usize) -> Vec<SwitchAction> {
         let connection = Connection::Up { current: false, next: false };
-        let state = self.workers.entry(worker).or_insert(Worker { connection, stumbles: 0 });
-        state.connection = connection;
+        let state = self.workers.entry(worker).or_insert(Worker { connection, loaded: false, stumbles: 0 });
+        (state.connection, state.loaded) = (connection, false);
         let wanted = self.current.iter().chain(&self.next);
         wanted.filter_map(|numbered| assign(worker, numbered)).collect()
     }
@@ -135,28 +137,27 @@ impl Switch {
         };
         let (is_current, is_next) = (of(&self.current), of(&self.next));
         let Some(state) = self.workers.get_mut(&worker) else { return };
-        if let Connection::Up { current, next } = &mut state.connection
-            && (is_current || is_next)
-        {
+        if let Connection::Up { current, next } = &mut state.connection {
             *current |= is_current;
             *next |= is_next;
-            state.stumbles = 0;
+            // Also where the generation has been overtaken meanwhile: it can load.
+            (state.loaded, state.stumbles) = (true, 0);
         }
     }
 
     /// A worker's session ended.
     pub fn away(&mut self, worker: usize, now: Instant) {
         let state = self.seat(worker, now);
-        if let Connection::Up { current, next } = state.connection {
+        if let Connection::Up { .. } = state.connection {
             state.connection = Connection::Away { since: now };
-            state.stumbles = state.stumbles.saturating_add(u32::from(!current && !next));
+            state.stumbles = state.stumbles.saturating_add(u32::from(!state.loaded));
         }
     }
 
     /// A worker that nobody has seen yet is away from now on.
     fn seat(&mut self, worker: usize, now: Instant) -> &mut Worker {
         let connection = Connection::Away { since: now };
-        self.workers.entry(worker).or_insert(Worker { connection, stumbles: 0 })
+        self.workers.entry(worker).or_insert(Worker { connection, loaded: false, stumbles: 0 })
     }
 
     fn connection(&self, worker: usize) -> Option<Connection> {
@@ -193,7 +194,7 @@ impl Switch {
         for worker in workers {
             match self.workers.get(&worker)? {
                 Worker { connection: Connection::Up { next: true, .. }, .. } => {}
-                Worker { connection: Connection::Up { .. }, stumbles } => {
+                Worker { connection: Connection::Up { .. }, stumbles, .. } => {
                     if *stumbles < STUMBLES_MAX {
                         return None;
                     }
@@ -216,7 +217,7 @@ impl Switch {
             held.all(|(_, _, copies)| copies.iter().any(|&copy| copy != worker && is_ready(copy)))
         };
         workers_of(&next.placement).into_iter().all(|worker| {
-            let Some(Worker { connection, stumbles }) = self.workers.get(&worker) else {
+            let Some(Worker { connection, stumbles, .. }) = self.workers.get(&worker) else {
                 return false;
             };
             match connection {

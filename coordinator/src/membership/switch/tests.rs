@@ -126,6 +126,21 @@ fn a_worker_that_stumbles_again_and_again_is_not_waited_for() {
 }
 
 #[test]
+fn a_worker_that_loads_what_is_overtaken_does_not_stumble() {
+    let now = Instant::now();
+    let mut switch = serving(now, 1);
+    for generation in 2..2 + u64::from(STUMBLES_MAX) {
+        switch.new_record(placed(generation, &[0, 2], 1), now);
+        switch.connected(2);
+        switch.ready(2, generation - 1);
+        switch.away(2, now);
+    }
+    switch.ready(0, 1 + u64::from(STUMBLES_MAX));
+    switch.connected(2);
+    assert_eq!(switch.step_boundary(now), [], "it is waited for");
+}
+
+#[test]
 fn every_connected_worker_is_assigned_something_even_nothing() {
     let now = Instant::now();
     let mut switch = Switch::new(PATIENCE);
