@@ -124,7 +124,8 @@ impl Switch {
     /// A worker was greeted: it holds nothing yet, whatever it held before.
     pub fn connected(&mut self, worker: usize) -> Vec<SwitchAction> {
         let connection = Connection::Up { current: false, next: false };
-        let state = self.workers.entry(worker).or_insert(Worker { connection, loaded: false, stumbles: 0 });
+        let state =
+            self.workers.entry(worker).or_insert(Worker { connection, loaded: false, stumbles: 0 });
         (state.connection, state.loaded) = (connection, false);
         let wanted = self.current.iter().chain(&self.next);
         wanted.filter_map(|numbered| assign(worker, numbered)).collect()
