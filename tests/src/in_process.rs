@@ -10,7 +10,9 @@ use std::{
 
 use shimmer_cli::local::{LocalTransport, ProcessPlan};
 use shimmer_coordinator::{
-    engine::{Engine, EngineConfig, EngineHandle, EngineParts, Event, EventStream},
+    engine::{
+        Engine, EngineConfig, EngineHandle, EngineParts, Event, EventStream, GenerationError,
+    },
     tokenizer::Tokenizer,
 };
 use shimmer_kernels::{Isa, Kernels};
@@ -172,7 +174,12 @@ impl Drop for InProcess {
     }
 }
 
-fn collect(mut events: EventStream) -> Outcome {
+fn collect(events: EventStream) -> Outcome {
+    outcome(events).unwrap_or_else(|error| panic!("the generation failed: {error}"))
+}
+
+/// What a generation gave, once it has ended.
+pub(crate) fn outcome(mut events: EventStream) -> Result<Outcome, GenerationError> {
     let mut tokens = Vec::new();
     while let Some(event) = events.blocking_recv() {
         match event {
@@ -180,10 +187,10 @@ fn collect(mut events: EventStream) -> Outcome {
             Event::Delta { token_ids, .. } => tokens.extend(token_ids),
             Event::Finished(finished) => {
                 let logits_sha256 = finished.logits_sha256.expect("the digest was asked for");
-                return Outcome { tokens, logits_sha256 };
+                return Ok(Outcome { tokens, logits_sha256 });
             }
-            Event::Failed(error) => panic!("the generation failed: {error}"),
+            Event::Failed(error) => return Err(error),
         }
     }
-    panic!("the events ended without Finished")
+    panic!("the events ended without an end: the engine has panicked")
 }

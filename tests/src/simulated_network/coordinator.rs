@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use shimmer_cli::local::OwnCopy;
 use shimmer_coordinator::{
     dispatch::{FaultCounts, FaultPolicy},
-    engine::{Engine, EngineConfig, EngineHandle, EngineParts, Event, GenerationError},
+    engine::{Engine, EngineConfig, EngineHandle, EngineParts, GenerationError},
     membership::leader::Timings,
     tokenizer::Tokenizer,
     transport::{
@@ -18,7 +18,10 @@ use shimmer_model::Container;
 use shimmer_proto::{address::PeerAddress, membership::fixed::FixedStore, tls::Dialer};
 
 use super::{Setup, host::FromHost, world::World};
-use crate::workload::{Job, Outcome};
+use crate::{
+    in_process::outcome,
+    workload::{Job, Outcome},
+};
 
 /// Simulated time in which every expert can be computed after a start, whatever goes wrong meanwhile.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -72,20 +75,7 @@ impl Coordinator {
     /// Runs one generation to its end.
     pub(super) fn generate(&self, job: &Job) -> Result<Outcome, GenerationError> {
         let generation = job.generation("simulated".to_owned());
-        let mut events = self.engine.submit(generation).expect("the job is valid");
-        let mut tokens = Vec::new();
-        while let Some(event) = events.blocking_recv() {
-            match event {
-                Event::Started { .. } => {}
-                Event::Delta { token_ids, .. } => tokens.extend(token_ids),
-                Event::Finished(finished) => {
-                    let logits_sha256 = finished.logits_sha256.expect("the digest was asked for");
-                    return Ok(Outcome { tokens, logits_sha256 });
-                }
-                Event::Failed(error) => return Err(error),
-            }
-        }
-        panic!("the events ended without an end: the engine has panicked")
+        outcome(self.engine.submit(generation).expect("the job is valid"))
     }
 
     /// Ends it; what it has counted.
